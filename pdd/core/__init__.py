@@ -1,0 +1,1 @@
+"""Words that every room shares: ids, enums, frozen values, errors, ports. Pure."""

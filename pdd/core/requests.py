@@ -1,0 +1,88 @@
+"""A request as the scheduler sees it, and what it costs."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdd.core.frames import Finish, Frame
+from pdd.core.identity import NodeName, RequestId
+from pdd.core.sampling import Sampling
+
+
+class Path(StrEnum):
+    """Where the prompt is computed."""
+
+    DISAGGREGATED = "disaggregated"  # on a prefill node; its KV blocks travel
+    LOCAL = "local"  # on the decode node itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A checked request: tokenised once, here and nowhere else.
+
+    ``cache_salt`` and ``tenant`` keep prefix caches apart. Lower ``priority`` runs earlier.
+    ``deadline_s``: seconds from acceptance after which the request is ended with an error.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The scheduler's decision. ``reason`` says why this path, in words for an operator.
+
+    ``decode_node`` is None when one token was asked for: the prefill node has it already.
+    """
+
+    path: Path
+    prefill_node: NodeName | None
+    decode_node: NodeName | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUsage:
+    """``usage`` and ``usage.pdd`` of a response; see README, "What every response tells you"."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    path: Path
+    prefill_node: NodeName | None
+    decode_node: NodeName | None
+    queue_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    decode_ms: float
+    transferred_bytes: int
+    decode_computed_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """First event of every accepted request."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New tokens of a request: a frame without anything already shown and without an end."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Last event of a request that finished by itself. Exactly one, and nothing after it."""
+
+    finish: Finish
+    usage: RequestUsage
+
+
+GenerationEvent = Planned | Delta | Ended

@@ -1,0 +1,50 @@
+"""How tokens are chosen: one frozen value that travels unchanged from the front door to the engine.
+
+Names and meanings are vLLM's ``SamplingParams`` (vllm/sampling_params.py, 0.32).
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the output must match. ``kind``: json_object, json_schema, regex, choice, grammar."""
+
+    kind: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters of one request, already checked by the front door.
+
+    ``seed`` is always set when a request reaches a node: a request that names none is given a
+    random one by its scheduler, so that it can be continued on another engine.
+    ``top_k`` 0 means no limit. ``logprobs`` None means none wanted, 0 only the chosen token's.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    bad_words: tuple[str, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = field(default=())
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """True where no noise is drawn (vLLM: temperature below 1e-5)."""
+        return self.temperature < 1e-5
