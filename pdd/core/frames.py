@@ -16,6 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"  # cancelled by the client or the scheduler; never sent with text missing
+    HANDOVER = "handover"  # between nodes only: prompt computed, another node goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
