@@ -1,0 +1,62 @@
+"""Rules between keys. Each names the keys that it compares, so that a fault can name its origin."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pdd.config.sections import Config
+from pdd.core.identity import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenRelation:
+    """``keys`` (``section.key``) do not fit together."""
+
+    keys: tuple[str, ...]
+    message: str
+
+
+def broken_relations(config: Config) -> Iterator[BrokenRelation]:
+    """Yield every rule that ``config`` breaks. Pure."""
+    engine = config.engine
+    if 0 < engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield BrokenRelation(
+            keys=("engine.max_num_batched_tokens", "engine.max_num_seqs"),
+            message=f"engine.max_num_batched_tokens ({engine.max_num_batched_tokens}) must be at "
+            f"least engine.max_num_seqs ({engine.max_num_seqs}), else a full batch does not fit "
+            "into one step",
+        )
+    if engine.block_size % 16:
+        yield BrokenRelation(
+            keys=("engine.block_size",),
+            message=f"engine.block_size ({engine.block_size}) must be a multiple of 16, or 0",
+        )
+    transfer = config.transfer
+    if transfer.grant_timeout_s > transfer.deadline_s:
+        yield BrokenRelation(
+            keys=("transfer.grant_timeout_s", "transfer.deadline_s"),
+            message=f"transfer.grant_timeout_s ({transfer.grant_timeout_s:g}) must not exceed "
+            f"transfer.deadline_s ({transfer.deadline_s:g}), which includes it",
+        )
+    if config.node.role is Role.SCHEDULER:
+        yield from _of_a_scheduler(config)
+    elif not config.node.schedulers:
+        yield BrokenRelation(
+            keys=("node.schedulers",),
+            message=f"node.schedulers is empty, but a {config.node.role} node needs one to join",
+        )
+
+
+def _of_a_scheduler(config: Config) -> Iterator[BrokenRelation]:
+    scheduler = config.scheduler
+    if scheduler.node_timeout_s < 3 * config.node.status_interval_s:
+        yield BrokenRelation(
+            keys=("scheduler.node_timeout_s", "node.status_interval_s"),
+            message=f"scheduler.node_timeout_s ({scheduler.node_timeout_s:g}) must be at least 3 x "
+            f"node.status_interval_s ({config.node.status_interval_s:g}), else one late message "
+            "loses a node",
+        )
+    if config.http.listen == config.grpc.listen and config.http.listen.port:
+        yield BrokenRelation(
+            keys=("http.listen", "grpc.listen"),
+            message=f"http.listen and grpc.listen are both {config.http.listen}",
+        )

@@ -1,0 +1,232 @@
+"""Every key of the configuration, by section: type, default, bounds and meaning.
+
+The text under a key is its documentation: ``config/pdd.toml`` and ``pdd config show`` are made
+from it. Units stand last in a key's name; keys that are vLLM's keep vLLM's name. Values are
+frozen: what was loaded is what runs.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdd.config.types import GpuId, HostPort, ListenAddress, NodeNameText, PeerAddress
+from pdd.core.identity import Role
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Common behaviour: frozen, unknown keys refused, documentation from the source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EngineKind(StrEnum):
+    """What computes tokens."""
+
+    VLLM = "vllm"
+    SYNTHETIC = "synthetic"
+
+
+class TransferTransport(StrEnum):
+    """Which lanes UCX may choose from."""
+
+    AUTO = "auto"
+    TCP = "tcp"
+    SHM = "shm"
+    RDMA = "rdma"
+
+
+class LogLevel(StrEnum):
+    """Least severe level that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a log event is written."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class NodeSection(Section):
+    """This daemon: who it is, where it keeps its state, what hardware is its own."""
+
+    name: NodeNameText
+    """Unique in the cluster. Lower-case letters, digits and dashes."""
+
+    role: Role
+    """scheduler, prefill or decode. ``pdd serve --role`` may say it instead."""
+
+    state_dir: Path = Path()
+    """Folder for what must survive a restart (identity). Made when missing. If it is not set:
+    $STATE_DIRECTORY (systemd sets it), else ~/.local/state/pdd/NAME."""
+
+    schedulers: tuple[PeerAddress, ...] = (HostPort("127.0.0.1", 7070),)
+    """gRPC addresses of the schedulers, for prefill and decode nodes."""
+
+    cpu_cores: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = ()
+    """Cores for the engine's threads, in builds without a GPU. Empty: all cores that the process
+    may use."""
+
+    gpus: tuple[GpuId, ...] = ()
+    """GPUs for the engine, index or UUID, as in CUDA_VISIBLE_DEVICES. Empty: those that the
+    environment shows."""
+
+    status_interval_s: Annotated[float, Field(ge=0.05, le=60, allow_inf_nan=False)] = 1.0
+    """How often a node tells the scheduler its free blocks and running sequences."""
+
+    drain_timeout_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 3.0
+    """How long a stopping daemon lets running requests finish. What is left then ends with an
+    error event. The whole stop takes at most 10 s under ``pdd up``."""
+
+
+class HttpSection(Section):
+    """The OpenAI-compatible front door. Scheduler only."""
+
+    listen: ListenAddress = HostPort("127.0.0.1", 8000)
+    """host:port. Port 0: the system picks one."""
+
+    body_limit_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 8 << 20
+    """Longest request body; longer ones get HTTP 413."""
+
+    read_timeout_s: Seconds = 30.0
+    """How long a client may take to send its request."""
+
+    stream_buffer_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
+    """Unsent output that a slow reader may pile up; at the bound its request is cancelled."""
+
+
+class GrpcSection(Section):
+    """The gRPC server of this daemon."""
+
+    listen: ListenAddress = HostPort("127.0.0.1", 0)
+    """host:port. Port 0: the system picks one. If it is not set, a scheduler listens on
+    127.0.0.1:7070."""
+
+    message_limit_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 30)] = 32 << 20
+    """Longest message accepted or sent."""
+
+
+class EngineSection(Section):
+    """What computes tokens, and with what. Prefill and decode nodes; the scheduler reads the
+    model for its tokeniser. Keys named like vLLM's arguments mean the same."""
+
+    kind: EngineKind = EngineKind.VLLM
+    """vllm, or synthetic (not available yet)."""
+
+    model: str = ""
+    """A local Hugging Face folder. ``pdd up`` puts the folder of the default model here."""
+
+    served_model_name: str = ""
+    """Name under which clients ask for it. Empty: the last part of model."""
+
+    dtype: str = "bfloat16"
+    """Type of weights and activations, or auto."""
+
+    max_model_len: Annotated[int, Field(ge=0, le=16_777_216)] = 2048
+    """Longest sequence, prompt and output together, in tokens. 0: the model's own."""
+
+    max_num_batched_tokens: Annotated[int, Field(ge=0, le=16_777_216)] = 512
+    """Most tokens computed in one step; the chunk size of prefill. 0: the engine's default."""
+
+    max_num_seqs: Annotated[int, Field(ge=0, le=65_536)] = 8
+    """Most sequences in one step. 0: the engine's default."""
+
+    block_size: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Tokens in one KV block, a multiple of 16. 0: the engine's default."""
+
+    kv_cache_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 512 << 20
+    """Size of the KV pool. 0: what gpu_memory_utilization leaves."""
+
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
+    """Fraction of GPU memory that the engine may take. Ignored without a GPU."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs (or CPU processes) that share each layer."""
+
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of prompts that begin alike."""
+
+    enforce_eager: bool = True
+    """Run without compiled graphs. Starts faster; on a GPU, set it to false."""
+
+    start_timeout_s: Seconds = 600.0
+    """How long loading the engine may take."""
+
+    extra: dict[str, Any] = {}
+    """More arguments for vLLM's AsyncEngineArgs, passed through as they are."""
+
+
+class TransferSection(Section):
+    """How KV blocks travel between nodes."""
+
+    transport: TransferTransport = TransferTransport.AUTO
+    """Lanes that UCX may choose from: auto, tcp, shm or rdma."""
+
+    devices: tuple[str, ...] = ()
+    """Network devices that UCX may use, for example mlx5_0:1. Empty: loopback for tcp, and what
+    UCX finds otherwise."""
+
+    digest: bool = True
+    """Check a digest of every chunk at the receiver. Off only for measurements."""
+
+    grant_timeout_s: Seconds = 10.0
+    """How long a prefill node waits for a ticket."""
+
+    deadline_s: Seconds = 60.0
+    """How long one transfer may take; then the decode node computes the prompt itself."""
+
+    keepalive_s: Seconds = 2.0
+    """How often an idle connection is probed, so that a dead peer is noticed."""
+
+
+class FaultsSection(Section):
+    """Faults on purpose, for tests. Anything but the defaults is warned about at every start."""
+
+    transfer_delay_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 0.0
+    """Wait before each transfer's first byte."""
+
+
+class SchedulerSection(Section):
+    """Admission and membership. Scheduler only."""
+
+    queue_limit_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 256
+    """Requests that may wait; beyond it clients get HTTP 429 with Retry-After."""
+
+    request_deadline_s: Seconds = 600.0
+    """How long a request may take when its client names no deadline."""
+
+    node_timeout_s: Seconds = 5.0
+    """A node that says nothing for this long is lost."""
+
+
+class LogSection(Section):
+    """Log events, on stderr."""
+
+    level: LogLevel = LogLevel.INFO
+    """debug, info, warning or error."""
+
+    format: LogFormat = LogFormat.AUTO
+    """json, console, or auto: console on a terminal, else json."""
+
+
+class Config(Section):
+    """All sections. ``pdd.config.load.load_config`` is the door; built in code it is not checked
+    for relations between keys."""
+
+    node: NodeSection
+    http: HttpSection = HttpSection()
+    grpc: GrpcSection = GrpcSection()
+    engine: EngineSection = EngineSection()
+    transfer: TransferSection = TransferSection()
+    faults: FaultsSection = FaultsSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    log: LogSection = LogSection()

@@ -1,0 +1,101 @@
+"""Value types of configuration keys that pydantic does not have."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, StringConstraints
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*))*")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """A TCP address. Port 0 in a listen address means: the system picks one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "HostPort":
+        """Read ``host:port`` or ``[ipv6]:port``.
+
+        Raises:
+            ValueError: says what is wrong and how an address is written.
+        """
+        host, colon, port_text = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+            if _ip_version(host) != 6:
+                raise ValueError(f"'{host}' in brackets is not an IPv6 address")
+        elif ":" in host:
+            raise ValueError("an IPv6 address is written [address]:port")
+        elif not _HOST_NAME.fullmatch(host):
+            raise ValueError("an address is written host:port, for example 127.0.0.1:7070")
+        if not colon or not port_text.isascii() or not port_text.isdigit():
+            raise ValueError("an address is written host:port, for example 127.0.0.1:7070")
+        port = int(port_text)
+        if port > 65535:
+            raise ValueError(f"port {port} is above 65535")
+        return cls(host, port)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        return _ip_version(self.host) is not None and ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _ip_version(host: str) -> int | None:
+    try:
+        return ipaddress.ip_address(host).version
+    except ValueError:
+        return None
+
+
+def _to_host_port(value: Any) -> HostPort:
+    if isinstance(value, HostPort):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("an address is a string, for example '127.0.0.1:7070'")  # noqa: TRY004 -- pydantic wants it
+    return HostPort.parse(value)
+
+
+def _to_listen_address(value: Any) -> HostPort:
+    address = _to_host_port(value)
+    if not address.is_loopback:
+        raise ValueError(
+            f"{address.host} is not a loopback address, and plain TCP is served on loopback only: "
+            "its bytes would be neither encrypted nor authenticated, and TLS is not available yet; "
+            "use 127.0.0.1 or [::1]"
+        )
+    return address
+
+
+def _to_peer_address(value: Any) -> HostPort:
+    address = _to_host_port(value)
+    if address.port == 0:
+        raise ValueError("port 0 cannot be connected to; name the port that the other side serves")
+    return address
+
+
+def _to_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+ListenAddress = Annotated[HostPort, PlainValidator(_to_listen_address), PlainSerializer(str)]
+"""Where a server binds. Loopback only, until TLS is there."""
+
+PeerAddress = Annotated[HostPort, PlainValidator(_to_peer_address), PlainSerializer(str)]
+"""Where another process serves."""
+
+GpuId = Annotated[str, BeforeValidator(_to_text), StringConstraints(min_length=1, max_length=64)]
+"""Index or UUID, as in CUDA_VISIBLE_DEVICES."""
+
+NodeNameText = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+"""Lower-case letters, digits and dashes: it stands in file names, metrics and unit names."""
