@@ -1,0 +1,211 @@
+"""The entries held in memory, above the last compaction.
+
+      compacted        held in `entries`
+    |...........|---------------------------------------|
+             offset   applied   commit   durable   handed   last
+                      <= applying <=
+
+Invariants: offset <= snapshot <= applied <= applying <= commit <= last, and
+durable <= handed <= last. ``handed`` is what a Ready has given to the driver for persisting,
+``durable`` what the driver has reported back. A truncation pulls both down, so that a report which
+arrives late never claims an entry that was replaced meanwhile (stale "last written").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdd.raft.values import NO_SNAPSHOT, Entry, SnapshotMeta
+
+
+class RaftLog:
+    __slots__ = (
+        "applied_index",
+        "applying_index",
+        "commit_index",
+        "durable_index",
+        "entries",
+        "handed_index",
+        "offset_index",
+        "offset_term",
+        "snapshot",
+        "unsaved_snapshot",
+    )
+
+    def __init__(
+        self,
+        *,
+        snapshot: SnapshotMeta = NO_SNAPSHOT,
+        entries: Sequence[Entry] = (),
+        commit_index: int = 0,
+    ) -> None:
+        """As recovered from disk: ``entries`` follow ``snapshot`` without a gap."""
+        self.snapshot = snapshot
+        self.offset_index = snapshot.index
+        self.offset_term = snapshot.term
+        self.entries = list(entries)
+        assert not entries or entries[0].index == snapshot.index + 1, "entries must follow snapshot"
+        self.commit_index = max(commit_index, snapshot.index)
+        assert self.commit_index <= self.last_index, "commit index beyond the recovered log"
+        self.applied_index = snapshot.index
+        self.applying_index = snapshot.index
+        self.durable_index = self.last_index
+        self.handed_index = self.last_index
+        self.unsaved_snapshot: SnapshotMeta | None = None
+        """Installed from the leader, not yet reported durable."""
+
+    # Looking
+
+    @property
+    def last_index(self) -> int:
+        return self.offset_index + len(self.entries)
+
+    @property
+    def last_term(self) -> int:
+        return self.entries[-1].term if self.entries else self.offset_term
+
+    def term_at(self, index: int) -> int | None:
+        """Term of the entry at ``index``; None when it is compacted away or not there yet."""
+        position = index - self.offset_index
+        if position == 0:
+            return self.offset_term
+        if 0 < position <= len(self.entries):
+            return self.entries[position - 1].term
+        return None
+
+    def matches(self, index: int, term: int) -> bool:
+        return self.term_at(index) == term
+
+    def slice_from(self, start_index: int, *, max_bytes: int) -> list[Entry]:
+        """Entries from ``start_index``, at least one if there is one, then while they fit."""
+        position = start_index - self.offset_index - 1
+        assert position >= 0, f"entry {start_index} is compacted (offset {self.offset_index})"
+        return _fitting(self.entries, position, len(self.entries), max_bytes)
+
+    def last_possible_match(self, index: int, term: int) -> tuple[int, int]:
+        """Largest ``(i, its term)`` with i <= ``index`` and its term <= ``term``.
+
+        Skips a whole diverging term per round trip instead of one entry (paper section 5.3, end).
+        Stops at the offset: what is compacted was committed, so it agrees everywhere.
+        """
+        index = min(index, self.last_index)
+        while index > self.offset_index:
+            found = self.entries[index - self.offset_index - 1].term
+            if found <= term:
+                return index, found
+            index -= 1
+        return self.offset_index, self.offset_term
+
+    # Changing
+
+    def append(self, entry: Entry) -> None:
+        assert entry.index == self.last_index + 1, f"append {entry.index} after {self.last_index}"
+        assert entry.term >= self.last_term, f"term {entry.term} after {self.last_term}"
+        self.entries.append(entry)
+
+    def accept(self, entries: Sequence[Entry]) -> None:
+        """Take a leader's entries, whose predecessor is known to match."""
+        fresh = first_unmatched(self, entries)
+        if fresh == len(entries):
+            return
+        if entries[fresh].index <= self.last_index:
+            self.truncate_from(entries[fresh].index)
+        for entry in entries[fresh:]:
+            self.append(entry)
+
+    def truncate_from(self, index: int) -> None:
+        """Drop ``index`` and everything after it: a conflict has been found there."""
+        assert index > self.commit_index, (
+            f"would drop committed entry {index} (commit {self.commit_index})"
+        )
+        del self.entries[index - self.offset_index - 1 :]
+        pull_back_written_marks(self, index - 1)
+
+    def commit_to(self, index: int) -> bool:
+        """Raise the commit index; never lowers it. True when it moved."""
+        if index <= self.commit_index:
+            return False
+        assert index <= self.last_index, f"commit {index} beyond last entry {self.last_index}"
+        self.commit_index = index
+        return True
+
+    def compact(self, meta: SnapshotMeta, *, keep_entries: int) -> None:
+        """A local snapshot up to ``meta`` is durable: forget entries, keep some for laggards."""
+        if meta.index <= self.snapshot.index:
+            return  # an installed snapshot overtook it
+        assert meta.index <= self.applied_index, "snapshot of what is not applied"
+        assert self.term_at(meta.index) == meta.term, "snapshot names another entry"
+        self.snapshot = meta
+        new_offset = meta.index - keep_entries
+        if new_offset > self.offset_index:
+            term = self.term_at(new_offset)
+            assert term is not None
+            del self.entries[: new_offset - self.offset_index]
+            self.offset_index, self.offset_term = new_offset, term
+
+    def restore(self, meta: SnapshotMeta) -> None:
+        """Replace the whole log by a snapshot that does not match it."""
+        assert meta.index > self.commit_index, "restore would go back"
+        self.snapshot = meta
+        self.unsaved_snapshot = meta
+        self.offset_index, self.offset_term = meta.index, meta.term
+        self.entries = []
+        self.commit_index = self.applied_index = self.applying_index = meta.index
+        self.durable_index = self.handed_index = meta.index
+
+    # Conversation with the driver
+
+    def take_unwritten(self) -> list[Entry]:
+        """Entries to persist now; they count as durable after `mark_written`."""
+        position = max(self.handed_index - self.offset_index, 0)
+        self.handed_index = self.last_index
+        return self.entries[position:]
+
+    def mark_written(self, snapshot: SnapshotMeta | None) -> None:
+        """Everything handed out (and not replaced since) is durable."""
+        if snapshot is not None and snapshot == self.unsaved_snapshot:
+            self.unsaved_snapshot = None
+        self.durable_index = max(self.durable_index, self.handed_index)
+
+    def take_committed(self, *, max_bytes: int) -> list[Entry]:
+        """The next committed entries to apply, in order, each once."""
+        start = self.applying_index - self.offset_index
+        end = self.commit_index - self.offset_index
+        if start >= end:
+            return []
+        taken = _fitting(self.entries, start, end, max_bytes)
+        self.applying_index = taken[-1].index
+        return taken
+
+    def mark_applied(self, index: int) -> None:
+        # max: a snapshot installed while the driver was applying has moved it already.
+        self.applied_index = max(self.applied_index, index)
+
+
+def first_unmatched(log: RaftLog, entries: Sequence[Entry]) -> int:
+    """Position of the first entry the log lacks or holds under another term.
+
+    Truncating anywhere but at a real conflict loses acknowledged entries: a delayed, shorter
+    append would cut what later appends brought (paper section 5.3: "if an existing entry
+    conflicts").
+    """
+    for position, entry in enumerate(entries):
+        if not log.matches(entry.index, entry.term):
+            return position
+    return len(entries)
+
+
+def pull_back_written_marks(log: RaftLog, index: int) -> None:
+    """After a truncation, what is on disk above ``index`` is no longer this log."""
+    log.durable_index = min(log.durable_index, index)
+    log.handed_index = min(log.handed_index, index)
+
+
+def _fitting(entries: list[Entry], start: int, end: int, max_bytes: int) -> list[Entry]:
+    """``entries[start:end]``, cut after ``max_bytes``, never empty unless the range is."""
+    size_bytes = 0
+    for position in range(start, end):
+        size_bytes += entries[position].size_bytes
+        if size_bytes > max_bytes:
+            return entries[start : max(position, start + 1)]
+    return entries[start:end]
