@@ -1,0 +1,589 @@
+"""Obeys the two protocols: gathers, digests, sends, receives, scatters. One thread runs it.
+
+::
+
+    commands (deque) --> events --> protocol_source / protocol_target --> effects --> transport
+                                          ^                                              |
+                                          +--------------- finals, lost peers -----------+
+
+Everything here happens in the transfer thread, so that a cancel cannot come between the check of
+a chunk and its copy into the pool.
+"""
+
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any, assert_never
+
+import numpy as np
+import xxhash
+
+from pdd.core.identity import NodeIdentity
+from pdd.transfer.pool import BlockPool, ByteArray
+from pdd.transfer.protocol_source import SourceProtocol
+from pdd.transfer.protocol_target import TargetProtocol
+from pdd.transfer.protocol_values import (
+    FOR_SOURCE,
+    ChunkReceived,
+    ChunkSent,
+    ClosePeer,
+    Connect,
+    ControlReceived,
+    Count,
+    DiscardChunk,
+    Drop,
+    Effect,
+    Emit,
+    Land,
+    PeerLost,
+    PostRecord,
+    ReceiveChunk,
+    RecordReceived,
+    SendChunk,
+    SendControl,
+    SendRecord,
+    SourceEvent,
+    TargetEvent,
+    Ticked,
+)
+from pdd.transfer.settings import TransferSettings
+from pdd.transfer.staging import Staging
+from pdd.transfer.transport import Transport
+from pdd.transfer.values import Peer, PeerId, Reason, TransferEvent
+from pdd.wire.control import Grant, pack_control, unpack_control
+from pdd.wire.record import RECORD_BYTES, Record, RecordKind, pack_record
+from pdd.wire.tag import NONCE_BITS, RECORD_PIECE, make_tag
+
+ACTIVE_POLL_S = 0.1
+"""Longest sleep while messages are in flight: UCX looks for dead peers only when it progresses."""
+PIECES_PER_CHUNK = 4096
+STAGING_LIMIT_BYTES = 256 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sending:
+    nonce: int
+    serial: int
+    peer: PeerId
+    size_bytes: int
+    left: int
+    ok: bool = True
+    buffer: ByteArray | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Receiving:
+    peer: PeerId
+    record: Record
+    block_ids: tuple[int, ...]
+    direct: bool
+    discard: bool
+    left: int = 0
+    ok: bool = True
+    buffer: ByteArray | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _RecordBuffer:
+    nonce: int
+    data: ByteArray
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outbox:
+    """What is yet to be posted to one peer, in order, each not before its time."""
+
+    waiting: deque[tuple[float, SendRecord | SendChunk]] = field(default_factory=deque)
+
+
+class TransferDriver:
+    """See the module. ``step`` runs one round; the caller loops and sleeps in between."""
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        identity: NodeIdentity,
+        settings: TransferSettings,
+        transport: Transport,
+        ucx_address: bytes,
+        send_control: Callable[[Peer, bytes], None],
+        emit: Callable[[TransferEvent], None],
+        counters: Counter[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._identity = identity
+        self._settings = settings
+        self._transport = transport
+        self._send_control = send_control
+        self._emit = emit
+        self._counters = counters
+        self._clock = clock
+        self._staged = (
+            not pool.on_device and pool.smallest_segment_bytes < settings.stage_below_bytes
+        )
+        self._piece_bytes = self._direct_piece_bytes()
+        buffer_bytes = max(1, settings.chunk_bytes // pool.block_bytes) * pool.block_bytes
+        self._out_staging = Staging(
+            buffer_bytes=buffer_bytes,
+            per_peer=settings.window_chunks,
+            limit_bytes=STAGING_LIMIT_BYTES,
+        )
+        self._in_staging = Staging(
+            buffer_bytes=buffer_bytes,
+            per_peer=settings.window_chunks,
+            limit_bytes=STAGING_LIMIT_BYTES,
+        )
+        self._source = SourceProtocol(
+            identity=identity, block_bytes=pool.block_bytes, settings=settings
+        )
+        self._target = TargetProtocol(
+            identity=identity,
+            ucx_address=ucx_address,
+            block_bytes=pool.block_bytes,
+            settings=settings,
+            lands_direct=self._lands_direct,
+            new_nonce=lambda: secrets.randbelow((1 << NONCE_BITS) - 1) + 1,
+        )
+        self._peers: dict[PeerId, Peer] = {}
+        self._outboxes: dict[PeerId, _Outbox] = {}
+        self._sending: dict[tuple[int, int], _Sending] = {}
+        self._receiving: dict[tuple[int, int], _Receiving] = {}
+        self._waiting_in: deque[_Receiving] = deque()
+        self._discard_buffer = np.zeros(8, np.uint8)
+        # Events born while effects are obeyed; a protocol is never entered twice at once.
+        self._later_source: deque[SourceEvent] = deque()
+        self._later_target: deque[TargetEvent] = deque()
+        self._flipped = False
+
+    # ------------------------------------------------------------------------------ inputs
+
+    def learn_peer(self, peer: Peer) -> None:
+        """Remember how to reach a peer. Its former lives are dropped."""
+        peer_id = peer.peer_id
+        if self._peers.get(peer_id) == peer:
+            return
+        for known in list(self._peers):
+            same_rank = (known.uuid, known.rank) == (peer_id.uuid, peer_id.rank)
+            if same_rank and known.boot_epoch < peer_id.boot_epoch:
+                self._transport.abort(known)
+        self._peers[peer_id] = peer
+
+    def source(self, event: SourceEvent) -> None:
+        """Give one event to the source protocol and obey it."""
+        self._obey(self._source.step(event, now_s=self._clock()))
+
+    def target(self, event: TargetEvent) -> None:
+        """Give one event to the target protocol and obey it."""
+        self._obey(self._target.step(event, now_s=self._clock()))
+
+    def control(self, peer: Peer, payload: bytes) -> None:
+        """A control message has come in from an authenticated peer."""
+        try:
+            message = unpack_control(payload)
+        except ValueError:
+            self._counters[f"refused_{Reason.MALFORMED.value}"] += 1
+            return
+        if isinstance(message, Grant) and not peer.ucx_address:
+            peer = Peer(
+                identity=peer.identity,
+                rank=peer.rank,
+                control_address=peer.control_address,
+                ucx_address=message.ucx_address,
+            )
+        self.learn_peer(peer)
+        event = ControlReceived(peer=peer.peer_id, message=message)
+        if isinstance(message, FOR_SOURCE):
+            self.source(event)
+        else:
+            self.target(event)
+
+    # ------------------------------------------------------------------------------ the loop
+
+    def step(self) -> bool:
+        """Progress, finals, lost peers, timers, one chunk per peer. True when anything was done."""
+        busy = self._transport.progress(self._settings.progress_budget_s)
+        for token, ok in self._transport.take_finals():
+            busy = True
+            self._on_final(token, ok)
+        for peer in self._transport.take_lost():
+            busy = True
+            self._on_lost(peer)
+        busy |= self._give_later()
+        now_s = self._clock()
+        for protocol, give in ((self._source, self.source), (self._target, self.target)):
+            wakeup_s = protocol.next_wakeup_s()
+            if wakeup_s is not None and wakeup_s <= now_s:
+                give(Ticked())
+        for peer, outbox in list(self._outboxes.items()):
+            busy |= self._send_next(peer, outbox)
+        return busy
+
+    def _give_later(self) -> bool:
+        given = False
+        while self._later_source:
+            self.source(self._later_source.popleft())
+            given = True
+        while self._later_target:
+            self.target(self._later_target.popleft())
+            given = True
+        return given
+
+    def sleep_s(self) -> float | None:
+        """How long the loop may sleep when ``step`` did nothing; None is until woken."""
+        times = [
+            at_s
+            for at_s in (self._source.next_wakeup_s(), self._target.next_wakeup_s())
+            if at_s is not None
+        ]
+        times.extend(o.waiting[0][0] for o in self._outboxes.values() if o.waiting)
+        sleep_s = max(0.0, min(times) - self._clock()) if times else None
+        if self._transport.in_flight():
+            return ACTIVE_POLL_S if sleep_s is None else min(sleep_s, ACTIVE_POLL_S)
+        return sleep_s
+
+    def gauges(self) -> dict[str, int]:
+        """Sizes of what is held now."""
+        return {
+            **self._source.counts(),
+            **self._target.counts(),
+            "messages_in_flight": self._transport.in_flight(),
+            "staging_buffers_lent": self._out_staging.lent_count + self._in_staging.lent_count,
+        }
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _obey(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Connect():
+                    self._connect(effect.peer)
+                case ClosePeer():
+                    self._counters["endpoints_closed"] += 1
+                    self._transport.abort(effect.peer)
+                case SendControl():
+                    self._control_out(effect)
+                case SendRecord() | SendChunk():
+                    self._enqueue(effect)
+                case PostRecord():
+                    self._post_record(effect)
+                case ReceiveChunk():
+                    self._receive(effect)
+                case DiscardChunk():
+                    self._discard(effect)
+                case Land():
+                    self._settle(effect.nonce, effect.serial, land=True)
+                case Drop():
+                    self._settle(effect.nonce, effect.serial, land=False)
+                case Emit():
+                    self._emit(effect.event)
+                case Count():
+                    self._counters[effect.name] += 1
+                case _:
+                    assert_never(effect)
+
+    def _connect(self, peer: PeerId) -> None:
+        known = self._peers[peer]
+        if not self._transport.has(peer):
+            self._counters["connects"] += 1
+        self._transport.connect(peer, known.ucx_address)
+
+    def _control_out(self, effect: SendControl) -> None:
+        try:
+            self._send_control(self._peers[effect.peer], pack_control(effect.message))
+        except OSError:
+            # As if lost on the way: whatever matters is repeated, and all ends by its deadline.
+            self._counters["control_send_failures"] += 1
+
+    # ------------------------------------------------------------------------------ sending
+
+    def _enqueue(self, effect: SendRecord | SendChunk) -> None:
+        outbox = self._outboxes.setdefault(effect.peer, _Outbox())
+        not_before_s = self._clock() + self._settings.faults.delay_s
+        if isinstance(effect, SendRecord):
+            not_before_s = 0.0
+            if effect.record.kind is RecordKind.END:
+                self._withdraw(outbox, effect.record.nonce)
+        outbox.waiting.append((not_before_s, effect))
+        if not any(isinstance(e, SendChunk) for _, e in outbox.waiting):
+            self._send_next(effect.peer, outbox)
+
+    def _withdraw(self, outbox: _Outbox, nonce: int) -> None:
+        """Chunks that have not left when their lane ends never leave."""
+        stay: deque[tuple[float, SendRecord | SendChunk]] = deque()
+        for not_before_s, effect in outbox.waiting:
+            if isinstance(effect, SendChunk) and effect.nonce == nonce:
+                unsent = ChunkSent(nonce=nonce, serial=effect.serial, size_bytes=0, ok=False)
+                self._later_source.append(unsent)
+            else:
+                stay.append((not_before_s, effect))
+        outbox.waiting = stay
+
+    def _send_next(self, peer: PeerId, outbox: _Outbox) -> bool:
+        """Post what is due, up to and including one chunk, so that UCX is not kept waiting."""
+        sent = False
+        while outbox.waiting:
+            not_before_s, effect = outbox.waiting[0]
+            if not_before_s > self._clock():
+                break
+            if isinstance(effect, SendRecord):
+                outbox.waiting.popleft()
+                self._send_record(peer, effect.record)
+                sent = True
+                continue
+            if not self._send_chunk(effect):
+                break  # no staging buffer; the next final send gives one back
+            outbox.waiting.popleft()
+            return True
+        if not outbox.waiting:
+            self._outboxes.pop(peer, None)
+        return sent
+
+    def _send_record(self, peer: PeerId, record: Record) -> None:
+        data = np.frombuffer(bytearray(pack_record(record)), np.uint8)
+        tag = make_tag(nonce=record.nonce, piece=RECORD_PIECE)
+        self._transport.send(peer, tag, data, None)
+
+    def _send_chunk(self, effect: SendChunk) -> bool:
+        size = len(effect.block_ids) * self._pool.block_bytes
+        buffer: ByteArray | None = None
+        if self._staged:
+            buffer = self._out_staging.take(effect.peer, size)
+            if buffer is None:
+                return False
+            self._pool.gather(effect.block_ids, buffer[:size])
+            piece_bytes = size
+            pieces: list[Any] = [buffer[:size]]
+        else:
+            piece_bytes = self._plan(effect)
+            cut = self._pool.pieces(effect.block_ids, piece_bytes)
+            assert cut is not None, "pieces are planned to be contiguous here"
+            pieces = [self._pool.part(*piece) for piece in cut]
+        digest = self._digest(pieces) if self._settings.digest else 0
+        if self._damaged(effect):
+            pieces = self._damage(pieces)
+        record = Record(
+            kind=RecordKind.CHUNK,
+            nonce=effect.nonce,
+            serial=effect.serial,
+            first_index=effect.first_index,
+            block_count=len(effect.block_ids),
+            first_piece=(effect.serial % (PIECES_PER_CHUNK - 1)) * PIECES_PER_CHUNK,
+            size_bytes=size,
+            piece_bytes=piece_bytes,
+            digest=digest,
+        )
+        sending = _Sending(
+            nonce=effect.nonce,
+            serial=effect.serial,
+            peer=effect.peer,
+            size_bytes=size,
+            left=len(pieces),
+            buffer=buffer,
+        )
+        self._sending[effect.nonce, effect.serial] = sending
+        self._send_record(effect.peer, record)
+        for number, piece in enumerate(pieces, record.first_piece):
+            tag = make_tag(nonce=effect.nonce, piece=number)
+            self._transport.send(effect.peer, tag, piece, sending)
+        self._counters["chunks_sent"] += 1
+        return True
+
+    def _direct_piece_bytes(self) -> int:
+        """Longest message that is contiguous in every block of this pool."""
+        size = 0
+        for region in self._pool.regions:
+            whole = region.layer_count == 1 or region.layer_stride == region.segment_bytes
+            count = region.layer_count if whole else 1
+            size = gcd(size, region.segment_bytes * count)
+        return size
+
+    def _plan(self, effect: SendChunk) -> int:
+        """Bytes per message: the whole chunk where it is one stretch on both sides."""
+        if self._piece_bytes == self._pool.block_bytes and len(effect.block_ids) > 1:
+            runs = (effect.block_ids, effect.target_block_ids)
+            if all(ids[-1] - ids[0] == len(ids) - 1 and list(ids) == sorted(ids) for ids in runs):
+                size = len(effect.block_ids) * self._pool.block_bytes
+                if self._pool.pieces(effect.block_ids, size) is not None:
+                    return size
+        return self._piece_bytes
+
+    # ------------------------------------------------------------------------------ receiving
+
+    def _post_record(self, effect: PostRecord) -> None:
+        record = _RecordBuffer(nonce=effect.nonce, data=np.zeros(RECORD_BYTES, np.uint8))
+        tag = make_tag(nonce=effect.nonce, piece=RECORD_PIECE)
+        self._transport.post_receive(effect.peer, tag, record.data, record)
+
+    def _lands_direct(self, record: Record, block_ids: Sequence[int]) -> bool:
+        if self._pool.on_device:
+            return True
+        if self._staged:
+            return False
+        return self._pool.pieces(block_ids, record.piece_bytes) is not None
+
+    def _receive(self, effect: ReceiveChunk) -> None:
+        receiving = _Receiving(
+            peer=effect.peer,
+            record=effect.record,
+            block_ids=effect.block_ids,
+            direct=effect.direct,
+            discard=False,
+        )
+        self._receiving[effect.record.nonce, effect.record.serial] = receiving
+        if not self._post_pieces(receiving):
+            self._waiting_in.append(receiving)
+
+    def _post_pieces(self, receiving: _Receiving) -> bool:
+        record = receiving.record
+        parts: list[Any]
+        if receiving.direct:
+            cut = self._pool.pieces(receiving.block_ids, record.piece_bytes)
+            if cut is None:  # device memory cut otherwise than the source's: never by our peers
+                self._transport.abort(receiving.peer)
+                failed = ChunkReceived(nonce=record.nonce, serial=record.serial, ok=False, digest=0)
+                self._later_target.append(failed)
+                return True
+            parts = [self._pool.part(*piece) for piece in cut]
+        else:
+            buffer = self._in_staging.take(receiving.peer, record.size_bytes)
+            if buffer is None:
+                return False
+            receiving.buffer = buffer
+            step = record.piece_bytes
+            parts = [
+                buffer[at : min(at + step, record.size_bytes)]
+                for at in range(0, record.size_bytes, step)
+            ]
+        receiving.left = len(parts)
+        for number, part in enumerate(parts, record.first_piece):
+            tag = make_tag(nonce=record.nonce, piece=number)
+            self._transport.post_receive(receiving.peer, tag, part, receiving)
+        return True
+
+    def _discard(self, effect: DiscardChunk) -> None:
+        record = effect.record
+        receiving = _Receiving(
+            peer=effect.peer,
+            record=record,
+            block_ids=(),
+            direct=False,
+            discard=True,
+            left=record.piece_count,
+        )
+        self._receiving[record.nonce, record.serial] = receiving
+        self._counters["chunks_discarded"] += 1
+        for number in range(record.first_piece, record.first_piece + record.piece_count):
+            tag = make_tag(nonce=record.nonce, piece=number)
+            self._transport.post_receive(
+                effect.peer, tag, self._discard_buffer, receiving, discard=True
+            )
+
+    def _settle(self, nonce: int, serial: int, *, land: bool) -> None:
+        receiving = self._receiving.pop((nonce, serial), None)
+        if receiving is None:
+            return
+        if receiving in self._waiting_in:
+            self._waiting_in.remove(receiving)
+        if land:
+            self._counters["received_bytes"] += receiving.record.size_bytes
+            self._counters["chunks_received"] += 1
+            if receiving.buffer is not None:
+                packed = receiving.buffer[: receiving.record.size_bytes]
+                self._pool.scatter(receiving.block_ids, packed)
+        if receiving.buffer is not None:
+            self._in_staging.give(receiving.peer, receiving.buffer)
+            receiving.buffer = None
+            self._post_waiting()
+
+    def _post_waiting(self) -> None:
+        """Give freed staging buffers to the chunks that wait for them."""
+        for _ in range(len(self._waiting_in)):
+            receiving = self._waiting_in.popleft()
+            if not self._post_pieces(receiving):
+                self._waiting_in.append(receiving)
+
+    # ------------------------------------------------------------------------------ finals
+
+    def _on_final(self, token: object, ok: bool) -> None:
+        if isinstance(token, _RecordBuffer):
+            data = token.data.tobytes() if ok else None
+            self.target(RecordReceived(nonce=token.nonce, data=data))
+        elif isinstance(token, _Receiving):
+            token.ok &= ok
+            token.left -= 1
+            if token.left == 0:
+                self._on_received(token)
+        elif isinstance(token, _Sending):
+            token.ok &= ok
+            token.left -= 1
+            if token.left == 0:
+                self._on_sent(token)
+
+    def _on_received(self, receiving: _Receiving) -> None:
+        record = receiving.record
+        digest = 0
+        if receiving.ok and self._settings.digest and not receiving.discard:
+            if receiving.buffer is not None:
+                digest = self._digest([receiving.buffer[: record.size_bytes]])
+            else:
+                cut = self._pool.pieces(receiving.block_ids, record.piece_bytes)
+                assert cut is not None
+                digest = self._digest([self._pool.part(*piece) for piece in cut])
+        self.target(
+            ChunkReceived(nonce=record.nonce, serial=record.serial, ok=receiving.ok, digest=digest)
+        )
+
+    def _on_sent(self, sending: _Sending) -> None:
+        del self._sending[sending.nonce, sending.serial]
+        if sending.buffer is not None:
+            self._out_staging.give(sending.peer, sending.buffer)
+        if sending.ok:
+            self._counters["sent_bytes"] += sending.size_bytes
+        self.source(
+            ChunkSent(
+                nonce=sending.nonce,
+                serial=sending.serial,
+                size_bytes=sending.size_bytes,
+                ok=sending.ok,
+            )
+        )
+
+    def _on_lost(self, peer: PeerId) -> None:
+        self._counters["peers_lost"] += 1
+        self._outboxes.pop(peer, None)
+        event = PeerLost(peer=peer)
+        self.source(event)
+        self.target(event)
+
+    # ------------------------------------------------------------------------------ bytes
+
+    @staticmethod
+    def _digest(pieces: Sequence[Any]) -> int:
+        """xxh3-64 over the pieces in order; never 0, which means "not taken"."""
+        if len(pieces) == 1:
+            return xxhash.xxh3_64_intdigest(pieces[0]) or 1
+        state = xxhash.xxh3_64()
+        for piece in pieces:
+            state.update(piece)
+        return state.intdigest() or 1
+
+    def _damaged(self, effect: SendChunk) -> bool:
+        faults = self._settings.faults
+        if faults.fail_chunk == effect.number:
+            return True
+        if faults.flip_byte_in_chunk == effect.number and not self._flipped:
+            self._flipped = True
+            return True
+        return False
+
+    @staticmethod
+    def _damage(pieces: list[Any]) -> list[Any]:
+        """A copy of the pieces with one byte flipped; the pool itself is left alone."""
+        copies = [piece.copy() for piece in pieces]
+        copies[0][len(copies[0]) // 2] ^= 0xFF
+        return copies

@@ -1,0 +1,73 @@
+"""The small interface between the driver and whatever moves the bytes.
+
+One thread calls everything here except ``wake``. Nothing blocks except ``wait``.
+"""
+
+from typing import Any, Protocol
+
+from pdd.transfer.values import PeerId
+
+
+class Transport(Protocol):
+    """Tagged messages between ranks."""
+
+    def open(self) -> bytes:
+        """Start; returns this rank's address.
+
+        Raises:
+            KVTransferError: it cannot start; the message says what to install or set.
+        """
+        ...
+
+    def connect(self, peer: PeerId, address: bytes) -> None:
+        """Have an endpoint to ``peer``. A failure shows as a lost peer."""
+        ...
+
+    def has(self, peer: PeerId) -> bool:
+        """Whether there is an endpoint that is not lost."""
+        ...
+
+    def post_receive(
+        self, peer: PeerId, tag: int, buffer: Any, token: object, *, discard: bool = False
+    ) -> None:
+        """Receive one message into ``buffer``. ``token`` comes back in ``take_finals``.
+
+        ``discard``: the buffer may be shorter than the message; the rest is thrown away.
+        """
+        ...
+
+    def send(self, peer: PeerId, tag: int, buffer: Any, token: object) -> None:
+        """Send ``buffer`` as one message; it must not change until ``token`` comes back."""
+        ...
+
+    def abort(self, peer: PeerId) -> None:
+        """Close the endpoint: all its messages become final, then the peer is reported lost."""
+        ...
+
+    def progress(self, budget_s: float) -> bool:
+        """Work for about ``budget_s`` at most. True when anything was done."""
+        ...
+
+    def take_finals(self) -> list[tuple[object, bool]]:
+        """``(token, ok)`` of messages that have become final since the last call."""
+        ...
+
+    def take_lost(self) -> list[PeerId]:
+        """Peers whose endpoint is gone and whose messages have all been taken as final."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something may have happened, ``wake`` was called, or the time is over."""
+        ...
+
+    def wake(self) -> None:
+        """End a ``wait``, now or the next. From any thread."""
+        ...
+
+    def in_flight(self) -> int:
+        """Messages that are not final."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, whatever is in flight."""
+        ...

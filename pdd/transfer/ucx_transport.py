@@ -1,0 +1,247 @@
+"""Tag-matched messages over UCX, through ucxx's request level. The only module that knows ucxx.
+
+What was found out the hard way (ucxx 0.52, UCX 1.21), and is relied on here:
+
+- The context has the features TAG and WAKEUP and no other: with RMA a peer could read memory that
+  was never registered. No listener is opened; addresses are exchanged elsewhere.
+- Endpoint error handling is on: without it the death of a peer leaves receives pending for ever
+  (shared memory) or aborts this process (cma).
+- There is no cancel of a single message. Closing the endpoint makes all its messages final.
+- A receive buffer shorter than the message ends it as truncated, and the sender's send as done:
+  that is how an unwanted message is taken off the wire without moving its bytes.
+- ``progress()`` drains everything, for as long as a peer keeps sending; ``progress_once()`` in a
+  loop with a budget lets commands through.
+- Idle costs nothing: ``arm()`` and then epoll on UCX's descriptor and an eventfd.
+"""
+
+import os
+import select
+import time
+from typing import Any
+
+import numpy as np
+
+from pdd.core.errors import KVTransferError
+from pdd.transfer.values import PeerId
+
+_OK = 0
+_TRUNCATED = -9
+_CLOSE_PERIOD_NS = 10_000_000
+_CLOSE_ATTEMPTS = 100
+
+
+class _Endpoint:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.lost = False  # closed by us or by an error; no message may be added
+        self.closed = False
+        self.in_flight = 0
+
+
+class _Posted:
+    __slots__ = ("buffer", "discard", "endpoint", "request", "token")
+
+    def __init__(
+        self, request: Any, token: object, endpoint: _Endpoint, buffer: Any, discard: bool
+    ) -> None:
+        self.request = request
+        self.token = token
+        self.endpoint = endpoint
+        self.buffer = buffer  # kept alive until the message is final
+        self.discard = discard
+
+
+class UcxTransport:
+    """See ``transport.Transport``."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[PeerId, _Endpoint] = {}
+        self._leaving: list[tuple[PeerId, _Endpoint]] = []
+        self._posted: list[_Posted] = []
+        self._refused: list[object] = []  # tokens of messages that could not be posted
+        self._look = False  # something may have become final
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wakeup_fd, select.EPOLLIN)
+        self._context: Any = None
+        self._worker: Any = None
+
+    def open(self) -> bytes:
+        try:
+            import ucxx._lib.libucxx as lib
+            from ucxx._lib.arr import Array
+        except ImportError as error:
+            raise KVTransferError(
+                f"UCX cannot be loaded ({error}); install pdd[cpu] or pdd[cuda], which bring ucxx"
+            ) from error
+        self._lib = lib
+        self._array = Array
+        try:
+            self._context = lib.UCXContext({}, feature_flags=(lib.Feature.TAG, lib.Feature.WAKEUP))
+            self._worker = lib.UCXWorker(
+                self._context, enable_delayed_submission=False, enable_python_future=False
+            )
+            self._worker.init_blocking_progress_mode()
+        except Exception as error:  # ucxx raises one class per UCX status, with no common base
+            raise KVTransferError(
+                f"UCX cannot start ({type(error).__name__}: {error}); check UCX_TLS"
+                f" ({os.environ.get('UCX_TLS', 'unset')}) and UCX_NET_DEVICES"
+                f" ({os.environ.get('UCX_NET_DEVICES', 'unset')})"
+            ) from error
+        self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
+        return bytes(self._worker.address)
+
+    # ------------------------------------------------------------------------------ endpoints
+
+    def connect(self, peer: PeerId, address: bytes) -> None:
+        if peer in self._endpoints:
+            return
+        lib = self._lib
+        endpoint = _Endpoint(None)
+        try:
+            remote = lib.UCXAddress.create_from_buffer(np.frombuffer(address, np.uint8))
+            endpoint.handle = lib.UCXEndpoint.create_from_worker_address(
+                self._worker, remote, endpoint_error_handling=True
+            )
+            endpoint.handle.set_close_callback(lambda: self._on_closed(endpoint))
+        except Exception:  # one class per UCX status, or an address that is none
+            endpoint.lost = endpoint.closed = True
+        self._endpoints[peer] = endpoint
+        if endpoint.lost:
+            self._leave(peer, endpoint)
+
+    def has(self, peer: PeerId) -> bool:
+        endpoint = self._endpoints.get(peer)
+        return endpoint is not None and not endpoint.lost
+
+    def _on_closed(self, endpoint: _Endpoint) -> None:
+        """UCX's callback, inside ``progress``: on our own close and on the peer's death."""
+        endpoint.lost = True
+        self._look = True
+
+    def _leave(self, peer: PeerId, endpoint: _Endpoint) -> None:
+        del self._endpoints[peer]
+        self._leaving.append((peer, endpoint))
+        self._look = True
+
+    def abort(self, peer: PeerId) -> None:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is not None:
+            endpoint.lost = True
+            self._leave(peer, endpoint)
+
+    def take_lost(self) -> list[PeerId]:
+        for peer, endpoint in [(p, e) for p, e in self._endpoints.items() if e.lost]:
+            self._leave(peer, endpoint)
+        gone = []
+        for peer, endpoint in list(self._leaving):
+            if not endpoint.closed:
+                endpoint.closed = True
+                endpoint.handle.close_blocking(
+                    period=_CLOSE_PERIOD_NS, max_attempts=_CLOSE_ATTEMPTS
+                )
+                self._look = True
+            if endpoint.in_flight == 0:
+                self._leaving.remove((peer, endpoint))
+                gone.append(peer)
+        return gone
+
+    # ------------------------------------------------------------------------------ messages
+
+    def post_receive(
+        self, peer: PeerId, tag: int, buffer: Any, token: object, *, discard: bool = False
+    ) -> None:
+        lib = self._lib
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or endpoint.lost:
+            self._refused.append(token)
+            return
+        array = self._array(buffer)
+        try:
+            request = endpoint.handle.tag_recv(array, lib.UCXXTag(tag), lib.UCXXTagMaskFull)
+        except Exception:  # one class per UCX status
+            endpoint.lost = True
+            self._refused.append(token)
+            return
+        self._keep(_Posted(request, token, endpoint, array, discard))
+
+    def send(self, peer: PeerId, tag: int, buffer: Any, token: object) -> None:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or endpoint.lost:
+            self._refused.append(token)
+            return
+        array = self._array(buffer)
+        try:
+            request = endpoint.handle.tag_send(array, self._lib.UCXXTag(tag))
+        except Exception:  # one class per UCX status
+            endpoint.lost = True
+            self._refused.append(token)
+            return
+        self._keep(_Posted(request, token, endpoint, array, False))
+
+    def _keep(self, posted: _Posted) -> None:
+        posted.endpoint.in_flight += 1
+        self._posted.append(posted)
+        self._look = True
+
+    def progress(self, budget_s: float) -> bool:
+        worker = self._worker
+        if not worker.progress_once():
+            return False
+        end_s = time.perf_counter() + budget_s
+        while worker.progress_once() and time.perf_counter() < end_s:
+            pass
+        self._look = True
+        return True
+
+    def take_finals(self) -> list[tuple[object, bool]]:
+        if not self._look:
+            return []
+        self._look = False
+        finals: list[tuple[object, bool]] = [(token, False) for token in self._refused]
+        self._refused.clear()
+        still = []
+        for posted in self._posted:
+            if not posted.request.completed:
+                still.append(posted)
+                continue
+            status = posted.request.status
+            ok = status == _OK or (posted.discard and status == _TRUNCATED)
+            posted.endpoint.in_flight -= 1
+            if not ok:
+                posted.endpoint.lost = True
+            finals.append((posted.token, ok))
+        self._posted = still
+        return finals
+
+    def in_flight(self) -> int:
+        return len(self._posted)
+
+    # ------------------------------------------------------------------------------ waiting
+
+    def wait(self, timeout_s: float | None) -> None:
+        if self._look or not self._worker.arm():
+            return
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wakeup_fd:
+                os.eventfd_read(self._wakeup_fd)
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wakeup_fd, 1)
+
+    def close(self) -> None:
+        for endpoint in [*self._endpoints.values(), *(e for _, e in self._leaving)]:
+            if not endpoint.closed:
+                endpoint.closed = True
+                endpoint.handle.close_blocking(period=_CLOSE_PERIOD_NS, max_attempts=3)
+        self._endpoints.clear()
+        self._leaving.clear()
+        if self._worker is not None:
+            for _ in range(100):
+                if not self._worker.progress_once():
+                    break
+        self._posted.clear()
+        self._worker = None
+        self._context = None
+        self._epoll.close()
+        os.close(self._wakeup_fd)
