@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from pdd.config.relations import broken_relations
 from pdd.config.schema import faults_of, fields_of, sections
 from pdd.config.sections import Config
-from pdd.config.sources import Flag, Setting, read_environment, read_file, read_flags
+from pdd.config.sources import Flag, Setting, Source, read_environment, read_file, read_flags
 from pdd.core.errors import ConfigError
 from pdd.core.identity import Role
 
@@ -39,6 +39,7 @@ def load_config(
     environment: Mapping[str, str],
     flags: Sequence[Flag] = (),
     role: Role | None = None,
+    presets: Sequence[Setting] = (),
 ) -> Loaded:
     """Read, merge and check.
 
@@ -46,13 +47,15 @@ def load_config(
         path: TOML file; None for none.
         environment: usually ``os.environ``; also gives HOME and STATE_DIRECTORY.
         flags: overrides, the last one wins.
+        presets: settings below the file, for a program that starts daemons.
         role: from ``--role``: fills a missing ``node.role`` and must equal a present one.
     Raises:
         ConfigError: one line per fault.
     """
-    sources = [read_environment(environment), read_flags(flags)]
+    sources = [Source(list(presets), [])]
     if path is not None:
-        sources.insert(0, read_file(path))
+        sources.append(read_file(path))
+    sources += [read_environment(environment), read_flags(flags)]
     faults = [fault for source in sources for fault in source.faults]
     settings = [setting for source in sources for setting in source.settings]
     if path is not None and not settings and faults:
@@ -142,6 +145,9 @@ def _derived(merged: Mapping[str, Setting], environment: Mapping[str, str]) -> l
     else:
         folder, origin = str(user_state_dir(environment) / name), DEFAULT_ORIGIN
     derived.append(_setting("node", "state_dir", folder, origin=origin))
+    if (model := merged.get("engine.model")) is not None:
+        served = Path(str(model.value)).name
+        derived.append(_setting("engine", "served_model_name", served, origin=model.origin))
     if merged["node.role"].value == Role.SCHEDULER:
         derived.append(
             _setting("grpc", "listen", "127.0.0.1:7070", origin="default of a scheduler")

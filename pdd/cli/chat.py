@@ -1,0 +1,59 @@
+"""``pdd chat``: one question to a running cluster, answered on the terminal as it comes."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from pdd.cli.options import resolve_state_dir, state_dir_option
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--url", metavar="URL", help="Endpoint, for example http://127.0.0.1:8000.")
+@state_dir_option
+@click.option("--max-tokens", type=click.IntRange(1), help="Most tokens of the answer.")
+@click.option("--temperature", type=float, help="0 is greedy.")
+@click.option("--seed", type=int, help="The same seed gives the same answer.")
+@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--model", metavar="NAME", help="Model name. Default: the one that is served.")
+def chat(
+    prompt: str | None,
+    url: str | None,
+    state_dir: Path | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    system: str | None,
+    model: str | None,
+) -> int:
+    """Ask PROMPT (or what stdin says, when PROMPT is left out or "-")."""
+    if url is not None and state_dir is not None:
+        raise click.UsageError("--url and --state-dir name a cluster each; give one.")
+    if prompt is None or prompt == "-":
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise click.UsageError("the prompt is empty; give PROMPT, or write it to stdin.")
+    if url is None:
+        from pdd.cli.local import running_cluster
+
+        url = running_cluster(resolve_state_dir(state_dir)).http
+    from pdd.cli.chat_run import ChatRequest, run_chat
+
+    return run_chat(
+        ChatRequest(
+            url=url.rstrip("/").removesuffix("/v1"),
+            prompt=prompt,
+            system=system,
+            model=model,
+            sampling={
+                key: value
+                for key, value in (
+                    ("max_tokens", max_tokens),
+                    ("temperature", temperature),
+                    ("seed", seed),
+                )
+                if value is not None
+            },
+        )
+    )

@@ -1,0 +1,200 @@
+"""What ``pdd up`` does before and around the supervisor."""
+
+import errno
+import glob
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from pdd.cli.output import print_json, say
+from pdd.config.sources import Flag
+from pdd.core.errors import PddError
+from pdd.daemon.supervisor_down import clean_up
+from pdd.daemon.supervisor_members import start_ticks
+from pdd.daemon.supervisor_plan import DaemonPlan, UpOptions, plan_cluster
+from pdd.daemon.supervisor_state import ClusterRecord, StateDir, new_cluster_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpRequest:
+    """The command line of ``pdd up``, checked for form."""
+
+    state_dir: Path
+    model: str | None
+    prefill_count: int
+    decode_count: int
+    http_port: int
+    grpc_port: int
+    threads_per_node: int
+    start_timeout_s: float
+    flags: tuple[Flag, ...]
+    is_detached: bool
+    as_json: bool
+
+
+def run_up(request: UpRequest, *, environment: Mapping[str, str]) -> int:
+    """Prepare, start, and watch or return. Returns the exit code.
+
+    Cheap refusals come first: an engine takes half a minute to load, and nobody should wait for
+    that to hear that a port is taken.
+
+    Raises:
+        PddError: nothing runs and nothing is left behind.
+    """
+    with _signals_interrupt():
+        state_dir = StateDir.lock(request.state_dir)
+        try:
+            if leftovers := clean_up(state_dir):
+                say(f"stopped {leftovers} processes that a killed 'pdd up' had left")
+            http_port = _check_port(request.http_port, option="--http-port")
+            grpc_port = _check_port(request.grpc_port, option="--grpc-port")
+            _plan(request, http_port, grpc_port, environment, Path("unresolved"), "unresolved")
+            _announce(state_dir)
+            from pdd.model.resolve import resolve_model
+
+            model = resolve_model(request.model)
+            plans = _plan(request, http_port, grpc_port, environment, model.path, model.name)
+            if request.is_detached:
+                from pdd.cli.up_detached import start_in_background
+
+                record = start_in_background(
+                    state_dir,
+                    plans,
+                    model=model.name,
+                    start_timeout_s=request.start_timeout_s,
+                    report=say,
+                )
+                _print_endpoint(record, as_json=request.as_json)
+                return 0
+            return _run_in_foreground(request, state_dir, plans, model=model.name)
+        except BaseException:
+            state_dir.remove_record()
+            raise
+        finally:
+            state_dir.close()
+
+
+def _run_in_foreground(
+    request: UpRequest, state_dir: StateDir, plans: tuple[DaemonPlan, ...], *, model: str
+) -> int:
+    import asyncio
+
+    from pdd.daemon.supervisor import Supervisor
+
+    def on_ready(record: ClusterRecord) -> None:
+        _print_endpoint(record, as_json=request.as_json)
+        say("ready; Ctrl-C stops the cluster")
+
+    async def run() -> int:
+        supervisor = Supervisor(
+            state_dir=state_dir,
+            plans=plans,
+            model=model,
+            report=say,
+            on_ready=on_ready,
+            start_timeout_s=request.start_timeout_s,
+        )
+        return await supervisor.run()
+
+    return asyncio.run(run())
+
+
+def _plan(
+    request: UpRequest,
+    http_port: int,
+    grpc_port: int,
+    environment: Mapping[str, str],
+    model_path: Path,
+    model_name: str,
+) -> tuple[DaemonPlan, ...]:
+    """Also called with no model yet: to hear about wrong overrides before a download."""
+    options = UpOptions(
+        state_dir=request.state_dir,
+        prefill_count=request.prefill_count,
+        decode_count=request.decode_count,
+        threads_per_node=request.threads_per_node,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        model_path=model_path,
+        model_name=model_name,
+        flags=request.flags,
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    return plan_cluster(options, cores=cores, gpus=_find_gpus(environment), environment=environment)
+
+
+def _find_gpus(environment: Mapping[str, str]) -> list[str]:
+    """GPUs that this process may use, without loading anything that talks to them."""
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        return [gpu for gpu in environment["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip()]
+    return sorted(path.removeprefix("/dev/nvidia") for path in glob.glob("/dev/nvidia[0-9]*"))
+
+
+def _check_port(port: int, *, option: str) -> int:
+    """Bind and release a loopback port. Returns it, or a free one for 0.
+
+    Raises:
+        PddError: it is taken.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Connections of a previous run that linger do not count as "in use"; servers agree.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PddError(
+                    f"{option} {port}: port {port} of 127.0.0.1 is in use; choose another, or 0 "
+                    "for any free one"
+                ) from error
+            raise PddError(f"{option} {port}: {error.strerror}; choose another") from error
+        return int(probe.getsockname()[1])
+
+
+def _announce(state_dir: StateDir) -> None:
+    """Let ``pdd down`` find us while the model is being prepared."""
+    pid = os.getpid()
+    record = ClusterRecord(
+        cluster_id=new_cluster_id(),
+        supervisor_pid=pid,
+        supervisor_start_ticks=start_ticks(pid) or 0,
+        temporary_dir="",
+        state="starting",
+    )
+    try:
+        state_dir.write_record(record)
+    except OSError as error:
+        raise PddError(
+            f"cannot write {error.filename or state_dir.path}: {error.strerror}; make room, or use "
+            "another --state-dir"
+        ) from error
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Until the supervisor has its own handlers: SIGTERM and SIGHUP unwind like Ctrl-C."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_endpoint(record: ClusterRecord, *, as_json: bool) -> None:
+    if as_json:
+        print_json(record.public())
+    else:
+        click.echo(f"{record.http}/v1  (model {record.model}, gRPC {record.grpc})")

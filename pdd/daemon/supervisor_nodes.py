@@ -1,0 +1,64 @@
+"""Ask a scheduler which nodes it has. For ``pdd up`` and ``pdd node list``."""
+
+from dataclasses import dataclass
+
+from pdd.core.errors import NodeUnavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node as the scheduler knows it."""
+
+    name: str
+    role: str
+    state: str
+    state_reason: str
+    uuid: str
+    boot_epoch: int
+    address: str
+    pid: int
+    model: str
+    block_count: int
+    free_block_count: int
+    running_sequence_count: int
+    waiting_sequence_count: int
+
+
+def list_nodes(scheduler: str, *, timeout_s: float = 2.0) -> list[NodeRow]:
+    """Call ``Cluster.ListNodes`` at ``scheduler`` (host:port). Blocks.
+
+    Raises:
+        NodeUnavailable: no answer within ``timeout_s``, or an error.
+    """
+    import grpc
+
+    from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+
+    # Proxies of the environment are for the internet, not for our own control plane.
+    with grpc.insecure_channel(scheduler, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = cluster_pb2_grpc.ClusterStub(channel)
+        try:
+            response = stub.ListNodes(cluster_pb2.ListNodesRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise NodeUnavailable(
+                f"scheduler at {scheduler} did not list its nodes within {timeout_s:g} s: "
+                f"{error.code().name}: {error.details()}"
+            ) from error
+    return [
+        NodeRow(
+            name=node.identity.name,
+            role=node.role,
+            state=node.state,
+            state_reason=node.state_reason,
+            uuid=node.identity.uuid,
+            boot_epoch=node.identity.boot_epoch,
+            address=node.address,
+            pid=node.pid,
+            model=node.model,
+            block_count=node.block_count,
+            free_block_count=node.free_block_count,
+            running_sequence_count=node.running_sequence_count,
+            waiting_sequence_count=node.waiting_sequence_count,
+        )
+        for node in response.nodes
+    ]
