@@ -1,0 +1,66 @@
+"""The answer of ``POST /v1/completions``."""
+
+from typing import Any, cast
+
+from pdd.core.frames import Finish, TokenLogprobs
+from pdd.gateway import sse
+from pdd.gateway.logprobs import completion_logprobs
+from pdd.gateway.reply import Reply, finish_reason_of
+
+
+class CompletionReply(Reply):
+    """``text_completion`` objects. With ``echo`` the prompt's text comes first."""
+
+    _next_text_offset = 0
+
+    @property
+    def answer_id(self) -> str:
+        return f"cmpl-{self.job.request.request_id}"
+
+    @property
+    def chunk_object(self) -> str:
+        return "text_completion"
+
+    @property
+    def whole_object(self) -> str:
+        return "text_completion"
+
+    def opening(self) -> bytes:
+        if not self.job.echo_text:
+            return b""
+        choice = self.text_choice(self.job.echo_text)
+        if self.job.return_token_ids:
+            choice["token_ids"] = []
+        return sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
+
+    def text_choice(self, text: str) -> dict[str, object]:
+        return {
+            "index": 0,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+
+    def end_choice(self, finish: Finish) -> dict[str, object]:
+        choice = self.text_choice("")
+        choice["finish_reason"] = finish_reason_of(finish)
+        choice["stop_reason"] = finish.stop_reason
+        if self.job.return_token_ids:
+            choice["token_ids"] = []
+        return choice
+
+    def whole_choice(self, text: str, *, finish: Finish) -> dict[str, object]:
+        return {**self.end_choice(finish), "text": self.job.echo_text + text}
+
+    def logprobs_of(
+        self, tokens: tuple[TokenLogprobs, ...] | list[TokenLogprobs]
+    ) -> dict[str, object]:
+        lists, self._next_text_offset = completion_logprobs(
+            tokens, text_offset=self._next_text_offset, as_token_ids=self.job.tokens_as_ids
+        )
+        return lists
+
+    def put_prompt_ids(self, document: dict[str, object], prompt_ids: list[int]) -> None:
+        """In the choice, as vLLM has it for this endpoint."""
+        cast("list[dict[str, Any]]", document["choices"])[0]["prompt_token_ids"] = prompt_ids

@@ -1,0 +1,124 @@
+"""The public gRPC service ``pdd.rpc.v1.Inference``. The only module here that knows protobuf."""
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import structlog
+
+from pdd.core.errors import PddError
+from pdd.core.frames import Frame
+from pdd.core.identity import RequestId
+from pdd.core.ports import Clock, Inference
+from pdd.core.requests import RequestUsage
+from pdd.gateway.door import Door
+from pdd.gateway.errors import edge_of, message_of, retry_after_s
+from pdd.gateway.grpc_body import body_of, end_fields, is_chat, plan_fields, tokens_fields
+from pdd.gateway.metrics import GatewayMetrics, RequestMeter
+from pdd.gateway.open_requests import OpenRequests
+from pdd.gateway.reply import Progress
+from pdd.gateway.request_ids import new_request_id
+from pdd.gateway.run import running
+from pdd.gateway.served import ServedModel
+from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.tokenizer import Tokenizer
+from pdd.rpc.v1 import inference_pb2, inference_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+
+class InferenceServicer:
+    """Serves ``Generate``, as the generated servicer class would. See ``add_to_server``.
+
+    ``Generate`` is a coroutine that writes, not an async generator: a call that is cancelled
+    while a message is being written then ends right here, and not when a generator is collected.
+    """
+
+    def __init__(
+        self,
+        *,
+        inference: Inference,
+        tokenizer: Tokenizer,
+        model: ServedModel,
+        settings: GatewaySettings,
+        metrics: GatewayMetrics,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._inference = inference
+        self._door = Door(model=model, tokenizer=tokenizer)
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._open_requests = OpenRequests(limit=settings.max_running_requests)
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
+
+    async def Generate(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        """Run one request; see inference.proto for the errors."""
+        request_id = new_request_id()
+        meter = self._metrics.begin("grpc", now_s=self._clock())
+        usage = None
+        outcome = "cancelled"
+        failure: Exception | None = None
+        try:
+            with self._open_requests.one():
+                usage = await self._run(request, context, request_id, meter)
+            outcome = "finished"
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not isinstance(error, PddError):
+                log.exception("grpc_handler_failed", request_id=request_id)
+            outcome = edge_of(error).outcome
+            failure = error
+        finally:
+            now_s = self._clock()
+            meter.end(outcome, now_s=now_s, usage=usage)
+            log.info(
+                "request_finished",
+                request_id=request_id,
+                outcome=outcome,
+                path=None if meter.path is None else meter.path.value,
+                status_detail=None if failure is None else str(failure),
+                prompt_tokens=None if usage is None else usage.prompt_tokens,
+                completion_tokens=meter.token_count,
+                ttft_s=meter.ttft_s,
+                e2e_s=meter.age_s(now_s),
+            )
+        if failure is not None:
+            await _abort(context, failure, request_id)
+
+    async def _run(
+        self, request: Any, context: Any, request_id: RequestId, meter: RequestMeter
+    ) -> RequestUsage:
+        prepare = self._door.chat if is_chat(request) else self._door.completion
+        job = await prepare(
+            body_of(request), request_id=request_id, deadline_s=self._deadline_s(context)
+        )
+        progress = Progress()
+        async with running(self._inference, job.request, meter=meter, clock=self._clock) as run:
+            await context.write(_response(request_id, plan=plan_fields(run.plan)))
+            while isinstance(item := await run.next(), Frame):
+                progress.advance(item)
+                await context.write(_response(request_id, tokens=tokens_fields(item)))
+            await context.write(_response(request_id, end=end_fields(item)))
+        return item.usage
+
+    def _deadline_s(self, context: Any) -> float:
+        """The call's own deadline; without one, the same as for HTTP."""
+        remaining_s = context.time_remaining()
+        return self._settings.request_deadline_s if remaining_s is None else float(remaining_s)
+
+
+def _response(request_id: str, **event: dict[str, Any]) -> Any:
+    return inference_pb2.GenerateResponse(request_id=request_id, **event)
+
+
+async def _abort(context: Any, error: Exception, request_id: str) -> None:
+    metadata: list[tuple[str, str]] = [("x-pdd-request-id", request_id)]
+    seconds = retry_after_s(error)
+    if seconds is not None:
+        metadata.append(("retry-after", str(seconds)))
+    await context.abort(edge_of(error).grpc_code, message_of(error), trailing_metadata=metadata)

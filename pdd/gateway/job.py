@@ -1,0 +1,23 @@
+"""A checked request with what the answer's shape depends on."""
+
+from dataclasses import dataclass
+
+from pdd.core.requests import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the door hands on.
+
+    ``echo_text`` stands before the output (completions with ``echo``), else "".
+    ``role`` is the role of a chat answer, "" for completions.
+    """
+
+    request: GenerateRequest
+    stream: bool
+    usage_chunk: bool
+    running_usage: bool
+    return_token_ids: bool
+    tokens_as_ids: bool
+    echo_text: str = ""
+    role: str = ""

@@ -1,0 +1,154 @@
+"""Prometheus metrics of the front door, as its clients feel the cluster.
+
+Labels are bounded: ``surface`` is http or grpc, ``path`` one of two and "none", ``outcome`` one
+of ``OUTCOMES``. Names and units follow vLLM's, with pdd's prefix.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pdd.core.requests import Path, RequestUsage
+
+OUTCOMES = (
+    "finished",
+    "invalid",
+    "rejected",
+    "unavailable",
+    "deadline",
+    "failed",
+    "cancelled",
+    "stalled",
+)
+"""How a request can end: by itself, by the client's fault, for want of room, for want of a node,
+by its deadline, by a failure, because its client left, because its client stopped reading."""
+
+_TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+_E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600)
+
+
+class GatewayMetrics:
+    """The metrics of one process. Give it the registry that ``/metrics`` shows."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
+        self.ttft = Histogram(
+            "pdd_time_to_first_token_seconds",
+            "Request accepted until its first token was sent",
+            ["path"],
+            buckets=_TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.itl = Histogram(
+            "pdd_inter_token_latency_seconds",
+            "Each gap between two tokens of a request",
+            buckets=_GAP_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.tpot = Histogram(
+            "pdd_request_time_per_output_token_seconds",
+            "Mean gap of a finished request: (end to end - first token) / (tokens - 1)",
+            buckets=_GAP_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.e2e = Histogram(
+            "pdd_e2e_request_latency_seconds",
+            "Request accepted until its last token was sent",
+            buckets=_E2E_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.requests = Counter(
+            "pdd_requests",
+            "Requests that have ended, by how they ended",
+            ["surface", "path", "outcome"],
+            registry=self.registry,
+        )
+        self.running = Gauge(
+            "pdd_requests_running",
+            "Requests accepted and not ended",
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "pdd_prompt_tokens", "Prompt tokens of finished requests", registry=self.registry
+        )
+        self.cached_prompt_tokens = Counter(
+            "pdd_cached_prompt_tokens",
+            "Prompt tokens of finished requests that did not have to be computed",
+            registry=self.registry,
+        )
+        self.generation_tokens = Counter(
+            "pdd_generation_tokens", "Tokens sent to clients", registry=self.registry
+        )
+
+    def begin(self, surface: str, *, now_s: float) -> "RequestMeter":
+        """Start measuring one request; ``end`` must follow exactly once."""
+        self.running.inc()
+        return RequestMeter(self, surface, now_s)
+
+
+class RequestMeter:
+    """The stopwatch of one request. ``now_s`` is monotonic seconds."""
+
+    __slots__ = (
+        "_first_token_s",
+        "_last_token_s",
+        "_metrics",
+        "_started_s",
+        "_surface",
+        "ended",
+        "path",
+        "token_count",
+    )
+
+    def __init__(self, metrics: GatewayMetrics, surface: str, now_s: float) -> None:
+        self._metrics = metrics
+        self._surface = surface
+        self._started_s = now_s
+        self._first_token_s: float | None = None
+        self._last_token_s = now_s
+        self.path: Path | None = None
+        self.token_count = 0
+        self.ended = False
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self._first_token_s is None else self._first_token_s - self._started_s
+
+    def age_s(self, now_s: float) -> float:
+        return now_s - self._started_s
+
+    def tokens(self, count: int, *, now_s: float) -> None:
+        """``count`` tokens were handed to the client's connection just now."""
+        if count == 0:
+            return
+        gaps = count
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+            label = "none" if self.path is None else self.path.value
+            self._metrics.ttft.labels(label).observe(now_s - self._started_s)
+            gaps -= 1
+        elif gaps:
+            self._metrics.itl.observe(now_s - self._last_token_s)
+            gaps -= 1
+        for _ in range(gaps):  # tokens of one frame arrive together
+            self._metrics.itl.observe(0.0)
+        self._last_token_s = now_s
+        self.token_count += count
+        self._metrics.generation_tokens.inc(count)
+
+    def end(self, outcome: str, *, now_s: float, usage: RequestUsage | None = None) -> None:
+        """Close the books on this request."""
+        assert outcome in OUTCOMES, outcome
+        assert not self.ended, "a request ends exactly once"
+        self.ended = True
+        self._metrics.running.dec()
+        path = "none" if self.path is None else self.path.value
+        self._metrics.requests.labels(self._surface, path, outcome).inc()
+        if usage is None:
+            return
+        self._metrics.e2e.observe(now_s - self._started_s)
+        if self._first_token_s is not None and self.token_count > 1:
+            self._metrics.tpot.observe(
+                (self._last_token_s - self._first_token_s) / (self.token_count - 1)
+            )
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.cached_prompt_tokens.inc(usage.cached_tokens)

@@ -1,0 +1,202 @@
+"""How an answer grows: what both endpoints' replies have in common. Pure; no sockets.
+
+A reply is used in one of two ways: ``opening``, ``event`` per frame, ``closing`` make a stream;
+``collect`` per frame and ``document`` make a whole answer.
+
+Invariant, checked for every frame: it begins at the token and the character after the last one.
+A gap or an overlap would be text that is wrong although the status is 200, so it is an error.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from pdd.core.errors import RequestFailed
+from pdd.core.frames import Finish, FinishReason, Frame, TokenLogprobs
+from pdd.core.requests import Ended
+from pdd.gateway import sse
+from pdd.gateway.job import Job
+from pdd.gateway.json_text import json_bytes, json_string
+from pdd.gateway.usage import token_counts, usage_object
+
+# A word that no id and no model name contains, to cut a prebuilt event at.
+_HOLE = "\x00text\x00"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What of a request's output has been shown."""
+
+    token_count: int = 0
+    char_count: int = 0
+
+    def advance(self, frame: Frame) -> None:
+        """Take note of a frame.
+
+        Raises:
+            RequestFailed: the frame does not continue where the last one ended.
+        """
+        if frame.first_token_index != self.token_count or frame.text_offset != self.char_count:
+            raise RequestFailed(
+                f"output lost or doubled: expected token {self.token_count} at character "
+                f"{self.char_count}, got token {frame.first_token_index} at character "
+                f"{frame.text_offset}"
+            )
+        self.token_count += len(frame.token_ids)
+        self.char_count += len(frame.text)
+
+
+def finish_reason_of(finish: Finish) -> str:
+    """OpenAI's word for the end.
+
+    Raises:
+        RequestFailed: the sequence was cancelled by the cluster, which is no way to end well.
+    """
+    if finish.reason is FinishReason.ABORT:
+        raise RequestFailed("the request was cancelled by the cluster before it was finished")
+    return finish.reason.value
+
+
+class Reply(ABC):
+    """The shape of one answer. Subclasses say where text, logprobs and ids stand in it."""
+
+    def __init__(self, job: Job, *, model_name: str, created_s: int) -> None:
+        self.job = job
+        self.progress = Progress()
+        self._model_name = model_name
+        self._created_s = created_s
+        self._prompt_ids_shown = not job.return_token_ids
+        # Only text changes from event to event unless the client asked for more.
+        self._is_plain = (
+            job.request.sampling.logprobs is None
+            and not job.return_token_ids
+            and not job.running_usage
+        )
+        self._before, self._after = b"", b""
+        if job.stream and self._is_plain:
+            self._before, self._after = sse.template(
+                self.chunk([self.text_choice(_HOLE)]), hole=_HOLE
+            )
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.progress.token_count
+
+    # A stream.
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """Events before the first token."""
+
+    def event(self, frame: Frame) -> bytes:
+        """What the client gets for one frame; b"" when its text is held back."""
+        self.progress.advance(frame)
+        if self._is_plain:
+            if not frame.text:
+                return b""
+            return self._before + json_string(frame.text) + self._after
+        choice = self.text_choice(frame.text)
+        if self.job.request.sampling.logprobs is not None:
+            choice["logprobs"] = self.logprobs_of(frame.logprobs)
+        if self.job.return_token_ids:
+            choice["token_ids"] = list(frame.token_ids)
+        return sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
+
+    def closing(self, ended: Ended) -> bytes:
+        """The events after the last token: the reason, the usage if asked for, and DONE."""
+        choice = self.end_choice(ended.finish)
+        events = sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
+        if self.job.usage_chunk:
+            events += sse.event({**self.chunk([]), "usage": self.usage(ended)})
+        return events + sse.DONE
+
+    # A whole answer.
+
+    def collect(self, frame: Frame) -> None:
+        """Keep a frame for the document."""
+        self.progress.advance(frame)
+        self._texts.append(frame.text)
+        if self.job.return_token_ids:
+            self._token_ids.extend(frame.token_ids)
+        self._logprobs.extend(frame.logprobs)
+
+    def document(self, ended: Ended) -> bytes:
+        """The answer as one JSON document."""
+        choice = self.whole_choice("".join(self._texts), finish=ended.finish)
+        if self.job.request.sampling.logprobs is not None:
+            choice["logprobs"] = self.logprobs_of(self._logprobs)
+        if self.job.return_token_ids:
+            choice["token_ids"] = self._token_ids
+        answer = self._with_prompt_ids({**self._frame(self.whole_object), "choices": [choice]})
+        return json_bytes({**answer, "usage": self.usage(ended)})
+
+    # The parts.
+
+    @property
+    @abstractmethod
+    def answer_id(self) -> str:
+        """OpenAI's ``id``."""
+
+    @property
+    @abstractmethod
+    def chunk_object(self) -> str:
+        """``object`` of a stream's documents."""
+
+    @property
+    @abstractmethod
+    def whole_object(self) -> str:
+        """``object`` of a whole answer."""
+
+    @abstractmethod
+    def text_choice(self, text: str) -> dict[str, object]:
+        """A stream's choice with some text and no end."""
+
+    @abstractmethod
+    def end_choice(self, finish: Finish) -> dict[str, object]:
+        """A stream's last choice."""
+
+    @abstractmethod
+    def whole_choice(self, text: str, *, finish: Finish) -> dict[str, object]:
+        """The choice of a whole answer."""
+
+    @abstractmethod
+    def logprobs_of(
+        self, tokens: tuple[TokenLogprobs, ...] | list[TokenLogprobs]
+    ) -> dict[str, object]:
+        """The endpoint's shape of logprobs for the next tokens."""
+
+    @abstractmethod
+    def put_prompt_ids(self, document: dict[str, object], prompt_ids: list[int]) -> None:
+        """Put ``prompt_token_ids`` where the endpoint has them."""
+
+    def chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
+        """A stream's document."""
+        return {**self._frame(self.chunk_object), "choices": choices}
+
+    def usage(self, ended: Ended) -> dict[str, object]:
+        return usage_object(ended.usage, request_id=self.job.request.request_id)
+
+    def _frame(self, kind: str) -> dict[str, object]:
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self._created_s,
+            "model": self._model_name,
+        }
+
+    def _with_prompt_ids(self, document: dict[str, object]) -> dict[str, object]:
+        """The prompt's ids go with the first document that has a choice, once."""
+        if not self._prompt_ids_shown:
+            self._prompt_ids_shown = True
+            self.put_prompt_ids(document, list(self.job.request.prompt_token_ids))
+        return document
+
+    def _with_running_usage(self, document: dict[str, object]) -> dict[str, object]:
+        if self.job.running_usage:
+            document["usage"] = token_counts(
+                prompt_tokens=len(self.job.request.prompt_token_ids),
+                completion_tokens=self.progress.token_count,
+            )
+        return document

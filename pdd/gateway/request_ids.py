@@ -1,0 +1,22 @@
+"""Names of requests: pdd's own, and the one a client or proxy brought along."""
+
+import secrets
+from collections.abc import Mapping
+
+from pdd.core.identity import RequestId
+
+MAX_CLIENT_ID_CHARS = 128
+"""A longer x-request-id is ignored, as is one with characters that could break a log or header."""
+
+
+def new_request_id() -> RequestId:
+    """96 random bits: unique without asking anybody."""
+    return RequestId(f"r-{secrets.token_hex(12)}")
+
+
+def client_request_id(headers: Mapping[str, str]) -> str | None:
+    """``x-request-id`` if it can be echoed safely."""
+    value = headers.get("x-request-id", "")
+    if 0 < len(value) <= MAX_CLIENT_ID_CHARS and value.isascii() and value.isprintable():
+        return value
+    return None

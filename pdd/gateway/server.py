@@ -1,0 +1,45 @@
+"""How the application must be served: with cancellation on, and within bounds."""
+
+from aiohttp import web
+
+from pdd.gateway.settings import GatewaySettings
+
+_MAX_HEADER_BYTES = 16 * 1024
+
+
+def make_runner(app: web.Application, *, settings: GatewaySettings) -> web.AppRunner:
+    """A runner for the application; ``setup`` it, add sites, and ``cleanup`` at the end.
+
+    ``handler_cancellation`` is what makes a client that leaves cancel its request. A request line
+    or header longer than 16 KiB is answered with 400 and the connection closed.
+    """
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=settings.keepalive_timeout_s,
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        # Open requests were ended by the application before; this is for what is left of them.
+        shutdown_timeout=1.0,
+    )
+
+
+async def serve(
+    app: web.Application, *, settings: GatewaySettings, host: str, port: int
+) -> tuple[web.AppRunner, int]:
+    """Start serving; returns the runner to clean up, and the port (``port`` may be 0).
+
+    Raises:
+        OSError: the address is taken or not this machine's.
+    """
+    runner = make_runner(app, settings=settings)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=1024)
+        await site.start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    address = runner.addresses[0]
+    return runner, int(address[1])

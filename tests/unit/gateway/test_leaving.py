@@ -1,0 +1,153 @@
+"""Clients that leave, clients that stop reading, and a scheduler that stops."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pdd.core.requests import Delta, GenerateRequest, GenerationEvent, Planned
+from pdd.gateway.settings import GatewaySettings
+from tests.unit.gateway.builders import PLAN, Front, frames, front, post, script, soon
+
+
+async def send_raw(served: Front, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
+    """A request on a connection of its own, which the test can cut at any time."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.reader = reader  # type: ignore[attr-defined]  # keep it alive with the writer
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    await writer.drain()
+    return writer
+
+
+PHASES = {
+    "waiting for a plan": lambda gate: [gate],
+    "before the first token": lambda gate: [Planned(plan=PLAN), gate],
+    "in the middle": lambda gate: [Planned(plan=PLAN), *frames("a", "b"), gate],
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("hold_s", [0.0, 60.0])
+async def test_a_client_that_leaves_closes_the_run_in_every_phase(
+    phase: str, stream: bool, hold_s: float
+) -> None:
+    steps = PHASES[phase](asyncio.Event())
+    async with front(steps, settings=GatewaySettings(header_hold_s=hold_s)) as served:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        writer = await send_raw(served, "/v1/chat/completions", body)
+        await soon(served.inference.waiting)
+        writer.close()
+        await soon(served.inference.closed)
+        assert served.inference.open_count == 0
+        await served.stop()  # waits for the handler
+        assert served.sample("pdd_requests_running") == 0
+        labels = {"surface": "http", "outcome": "cancelled"}
+        path = "none" if phase == "waiting for a plan" else "disaggregated"
+        assert served.sample("pdd_requests_total", path=path, **labels) == 1
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_tokenised_starts_nothing() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.started = asyncio.Event()
+            self.ended = asyncio.Event()
+
+        async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            self.started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended.set()
+            return [1]
+
+        def close(self) -> None:
+            pass
+
+    slow = Slow()
+    async with front(script("a"), tokenizer=slow) as served:
+        writer = await send_raw(served, "/v1/completions", {"prompt": "hi"})
+        await soon(slow.started)
+        writer.close()
+        await soon(slow.ended)
+        assert served.inference.requests == []
+
+
+class Flood:
+    """Sends as fast as it is read, for ever."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.closed = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+        try:
+            yield Planned(plan=PLAN)
+            text = "x" * 1000
+            while True:
+                delta = frames(text)[0]
+                yield Delta(
+                    frame=type(delta.frame)(
+                        request_id=request.request_id,
+                        first_token_index=self.sent,
+                        token_ids=(1,),
+                        text_offset=self.sent * 1000,
+                        text=text,
+                    )
+                )
+                self.sent += 1
+        finally:
+            self.closed.set()
+
+
+async def test_a_client_that_stops_reading_is_dropped_and_nobody_else_notices() -> None:
+    flood = Flood()
+    settings = GatewaySettings(write_stall_s=0.2, write_buffer_bytes=16 * 1024)
+    async with front(inference=flood, settings=settings) as served:
+        reader = await send_raw(served, "/v1/completions", {"prompt": "hi", "stream": True})
+        await soon(flood.closed)
+        # The kernel's two socket buffers took some megabytes at most, then the flood stood still.
+        assert flood.sent < 20_000
+        reader.close()
+        async with served.http.get(f"{served.url}/health") as response:
+            assert response.status == 200
+        await served.stop()  # waits for the handler
+        labels = {"surface": "http", "path": "disaggregated", "outcome": "stalled"}
+        assert served.sample("pdd_requests_total", **labels) == 1
+
+
+async def test_stopping_ends_open_streams_with_an_error_event() -> None:
+    steps = [Planned(plan=PLAN), *frames("a"), asyncio.Event()]
+    async with front(steps) as served:
+        async with served.http.post(
+            f"{served.url}/v1/completions", json={"prompt": "hi", "stream": True}
+        ) as response:
+            await soon(served.inference.waiting)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(served.stop())
+                text = await response.text()
+        assert "this scheduler is stopping" in text
+        assert "[DONE]" not in text
+        assert served.inference.open_count == 0
+
+
+async def test_stopping_tells_a_whole_request_with_503_and_lets_a_short_one_finish() -> None:
+    gate = asyncio.Event()
+    async with front([gate, *script("a")]) as served:
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(post(served, "/v1/completions", {"prompt": "hi"}))
+            await soon(served.inference.waiting)
+            tasks.create_task(served.stop())
+        assert waiting.result()[0] == 503
+    settings = GatewaySettings(shutdown_grace_s=30)
+    async with front([gate := asyncio.Event(), *script("a")], settings=settings) as served:
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(post(served, "/v1/completions", {"prompt": "hi"}))
+            await soon(served.inference.waiting)
+            tasks.create_task(served.stop())
+            gate.set()
+        assert waiting.result()[0] == 200
