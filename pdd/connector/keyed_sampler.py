@@ -100,7 +100,7 @@ class _KeyedRow:
         return self._generator.at(self._first_output_index + len(self._output_token_ids))
 
 
-class KeyedSampler(LogitsProcessor):  # type: ignore[misc]
+class KeyedSampler(LogitsProcessor):
     """Chooses the token of every row that carries a noise key; see the module's docstring."""
 
     def __init__(
