@@ -1,0 +1,141 @@
+"""What a node daemon and its worker halves say to each other, over one Unix socket per rank.
+
+Frame: 4 bytes big-endian length, then a msgpack map with the key ``t`` (the type) and the fields
+of the dataclass. Both ends come from one installation and one machine, so there is no version;
+the first message carries a secret that only the daemon's own children know.
+
+=============  =========  ==================================================================
+message        direction  meaning
+=============  =========  ==================================================================
+Hello          up         first message of a rank: secret, pool facts, UCX worker address
+Progress       up         prompt positions computed in a step
+Ready          up         a decode job can go on: blocks verified, first token known
+LoadFailed     up         some blocks of a decode job did not arrive; it recomputes them
+Control        both       a message of the transfer protocol, to or from a rank of a peer
+FirstToken     down       output token 0 of a decode job
+DropSource     down       nobody will fetch the blocks of this prefill job
+Counters       up         the transfer engine's counters, at most once a second
+=============  =========  ==================================================================
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+
+MESSAGE_SIZE_BYTES_MAX = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    secret: str
+    rank: int
+    block_count: int
+    block_bytes: int
+    ucx_address: bytes
+    fingerprint: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    key: str
+    start: int
+    end: int
+    prompt_token_count: int
+    cached_token_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    key: str
+    transferred_bytes: int
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailed:
+    key: str
+    reason: str
+    transferred_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """``peer_*`` is the other end: the target when going up, the sender when going down."""
+
+    peer_name: str
+    peer_uuid: str
+    peer_boot_epoch: int
+    peer_rank: int
+    peer_address: str
+    peer_ucx_address: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    key: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropSource:
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    values: dict[str, float]
+
+
+LinkMessage = Hello | Progress | Ready | LoadFailed | Control | FirstToken | DropSource | Counters
+_TYPES = {
+    kind.__name__: kind
+    for kind in (Hello, Progress, Ready, LoadFailed, Control, FirstToken, DropSource, Counters)
+}
+
+
+class LinkError(Exception):
+    """The other end of a link broke the protocol or went away."""
+
+
+def encode(message: LinkMessage) -> bytes:
+    """One frame. Raises ValueError above ``MESSAGE_SIZE_BYTES_MAX``."""
+    body = msgpack.packb({"t": type(message).__name__, **asdict(message)})
+    if len(body) > MESSAGE_SIZE_BYTES_MAX:
+        raise ValueError(
+            f"link message {type(message).__name__} has {len(body)} bytes, "
+            f"the limit is {MESSAGE_SIZE_BYTES_MAX}"
+        )
+    return len(body).to_bytes(4, "big") + bytes(body)
+
+
+class Decoder:
+    """Turns a byte stream into messages. Holds at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[LinkMessage]:
+        """Every message that is complete now. Raises LinkError on anything malformed."""
+        self._buffer += data
+        while len(self._buffer) >= 4:
+            size = int.from_bytes(self._buffer[:4], "big")
+            if size > MESSAGE_SIZE_BYTES_MAX:
+                raise LinkError(f"frame of {size} bytes, the limit is {MESSAGE_SIZE_BYTES_MAX}")
+            if len(self._buffer) < 4 + size:
+                return
+            body = bytes(self._buffer[4 : 4 + size])
+            del self._buffer[: 4 + size]
+            yield _decode_body(body)
+
+
+def _decode_body(body: bytes) -> LinkMessage:
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(body)
+        message: LinkMessage = _TYPES[fields.pop("t")](**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise LinkError(f"malformed frame of {len(body)} bytes: {error}") from error
+    return message

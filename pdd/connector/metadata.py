@@ -1,0 +1,87 @@
+"""What the two halves of the connector tell each other, once per engine step.
+
+History of ``METADATA_VERSION`` (both halves always come from one installation, so a difference
+can only mean that two installations were mixed; the worker half then refuses to run):
+
+1. first version.
+"""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from pdd.connector.params import SourceNode
+
+METADATA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceBlocks:
+    """Blocks of a prefill job whose bytes are final, in prompt order.
+
+    ``first_index`` is the prompt block index of ``block_ids[0]``. ``last``: these end the prompt.
+    """
+
+    key: str
+    request_id: str
+    first_index: int
+    block_ids: tuple[int, ...]
+    last: bool
+    opens: bool
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetBlocks:
+    """Blocks that a decode job has reserved for what it does not hold yet."""
+
+    key: str
+    request_id: str
+    source: SourceNode
+    first_index: int
+    block_ids: tuple[int, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptProgress:
+    """Prompt positions ``[start, end)`` that this step computes. ``end`` never passes the prompt.
+
+    ``cached_token_count``: positions found in this engine's own prefix cache at admission.
+    """
+
+    key: str
+    start: int
+    end: int
+    prompt_token_count: int
+    cached_token_count: int
+
+
+@dataclass(kw_only=True)
+class StepMetadata(KVConnectorMetadata):
+    """Scheduler half to worker halves."""
+
+    version: int = METADATA_VERSION
+    ready_blocks: list[SourceBlocks] = field(default_factory=list)
+    """Final before this step's forward: prefix cache hits of the prefill node."""
+    computed_blocks: list[SourceBlocks] = field(default_factory=list)
+    """Final after this step's forward."""
+    aborted_sources: list[str] = field(default_factory=list)
+    opened_targets: list[TargetBlocks] = field(default_factory=list)
+    cancelled_targets: list[str] = field(default_factory=list)
+    progress: list[PromptProgress] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    """Worker halves to scheduler half: the first token of each engine request that is ready."""
+
+    first_tokens: dict[str, int] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
+        """Ranks learn the same token, each at its own moment."""
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata(first_tokens={**self.first_tokens, **other.first_tokens})

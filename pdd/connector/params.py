@@ -1,0 +1,61 @@
+"""What the node daemon tells the connector about one request.
+
+It travels as ``SamplingParams.extra_args["kv_transfer_params"]["pdd"]``, a dict of plain values
+(vLLM pickles it and insists on integers of at most 64 bits).
+"""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class JobKind(StrEnum):
+    """What a node does for a request."""
+
+    PREFILL = "prefill"  # compute the prompt, give out the first token, keep the blocks for a peer
+    DECODE = "decode"  # reserve blocks, let a peer fill them, go on after the first token
+    LOCAL = "local"  # compute everything here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceNode:
+    """Where a decode job's blocks come from."""
+
+    name: str
+    uuid: str
+    boot_epoch: int
+    control_address: str
+    ucx_addresses: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParams:
+    """One job. ``key`` is ``request_id/generation`` and the same on both nodes.
+
+    The engine's own request id has a random suffix (vllm/v1/engine/input_processor.py) and is
+    never used between nodes.
+    """
+
+    key: str
+    kind: JobKind
+    deadline_s: float
+    source: SourceNode | None = None
+
+    def to_extra_args(self) -> dict[str, Any]:
+        """As a value for ``SamplingParams.extra_args``."""
+        return {"pdd": asdict(self)}
+
+    @classmethod
+    def from_extra_args(cls, params: dict[str, Any] | None) -> "JobParams | None":
+        """Read what ``to_extra_args`` wrote; None for a request that is not pdd's."""
+        if params is None or "pdd" not in params:
+            return None
+        fields = dict(params["pdd"])
+        source = fields["source"]
+        fields["kind"] = JobKind(fields["kind"])
+        fields["source"] = (
+            None
+            if source is None
+            else SourceNode(**{**source, "ucx_addresses": tuple(source["ucx_addresses"])})
+        )
+        return cls(**fields)

@@ -1,0 +1,225 @@
+"""The half that lives beside vLLM's scheduler, in ``VLLM::EngineCore``.
+
+It decides nothing: it turns what vLLM's scheduler did in a step into block lists for the worker
+halves, and appends the first token to a sequence before vLLM promotes it.
+
+Invariants:
+
+* A prefill job's blocks stay allocated from its end until every worker half has reported that
+  nothing reads them any more (``request_finished`` answers "delay").
+* A decode job's blocks are given to a transfer once. After a failed load, or after a preemption,
+  vLLM asks again how much can be loaded and hears zero: it recomputes, and ``progress`` says so.
+* ``progress`` is counted from what the scheduler really schedules, so a node that silently
+  recomputes a transferred prompt cannot hide it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdd.connector.metadata import (
+    PromptProgress,
+    SourceBlocks,
+    StepMetadata,
+    TargetBlocks,
+    WorkerMetadata,
+)
+from pdd.connector.params import JobKind, JobParams
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class _Job:
+    params: JobParams
+    prompt_token_count: int
+    sent_block_count: int = 0
+    source_open: bool = False
+    source_aborted: bool = False
+    target_opened: bool = False
+    waits_for_blocks: bool = False
+    cached_token_count: int | None = None
+    prompt_done: bool = False
+
+
+class SchedulerSide:
+    """One per engine. ``block_size``: tokens in one KV block of the only KV cache group."""
+
+    def __init__(self, *, block_size: int) -> None:
+        self._block_size = block_size
+        self._jobs: dict[str, _Job] = {}
+        self._requests: dict[str, Request] = {}
+        self._step = StepMetadata()
+
+    def on_new_request(self, request: "Request") -> None:
+        """A request has reached the scheduler."""
+        params = JobParams.from_extra_args(request.kv_transfer_params)
+        if params is not None:
+            job = _Job(params=params, prompt_token_count=request.num_prompt_tokens)
+            self._jobs[request.request_id] = job
+            self._requests[request.request_id] = request
+
+    def tokens_to_load(self, request: "Request", cached_token_count: int) -> tuple[int, bool]:
+        """How many prompt tokens beyond the local prefix hit a peer will provide."""
+        job = self._jobs.get(request.request_id)
+        if job is None or job.params.kind is not JobKind.DECODE or job.target_opened:
+            return 0, False
+        missing = job.prompt_token_count - cached_token_count
+        return missing, missing > 0
+
+    def blocks_allocated(
+        self, request: "Request", blocks: "KVCacheBlocks", loaded_token_count: int
+    ) -> None:
+        """vLLM has reserved blocks. With something to load, this opens the transfer's target."""
+        job = self._jobs.get(request.request_id)
+        if job is None or loaded_token_count == 0 or job.params.kind is not JobKind.DECODE:
+            return
+        assert not job.target_opened, "vLLM asked twice to load one request"
+        assert job.params.source is not None
+        (block_ids,) = blocks.get_block_ids()
+        cached = job.prompt_token_count - loaded_token_count
+        assert cached % self._block_size == 0, "a local prefix hit ends within a block"
+        first_index = cached // self._block_size
+        end_index = -(-job.prompt_token_count // self._block_size)
+        job.target_opened = True
+        job.waits_for_blocks = True
+        job.cached_token_count = cached
+        self._step.opened_targets.append(
+            TargetBlocks(
+                key=job.params.key,
+                request_id=request.request_id,
+                source=job.params.source,
+                first_index=first_index,
+                block_ids=tuple(block_ids[first_index:end_index]),
+                deadline_s=job.params.deadline_s,
+            )
+        )
+
+    def step_metadata(self, output: "SchedulerOutput") -> StepMetadata:
+        """Everything that the worker halves must know for this step. Resets what was gathered."""
+        for new in output.scheduled_new_reqs:
+            self._scheduled(
+                new.req_id, new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], output
+            )
+        cached = output.scheduled_cached_reqs
+        for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            self._scheduled(req_id, computed, output.num_scheduled_tokens[req_id], output)
+        for req_id in sorted(output.preempted_req_ids or ()):
+            self._preempted(req_id)
+        step, self._step = self._step, StepMetadata()
+        return step
+
+    def _scheduled(
+        self, req_id: str, computed: int, scheduled: int, output: "SchedulerOutput"
+    ) -> None:
+        job = self._jobs.get(req_id)
+        if job is None or job.prompt_done:
+            return
+        if job.cached_token_count is None:
+            job.cached_token_count = min(computed, job.prompt_token_count)
+        end = min(computed + scheduled, job.prompt_token_count)
+        job.prompt_done = computed + scheduled >= job.prompt_token_count
+        self._step.progress.append(
+            PromptProgress(
+                key=job.params.key,
+                start=min(computed, end),
+                end=end,
+                prompt_token_count=job.prompt_token_count,
+                cached_token_count=job.cached_token_count,
+            )
+        )
+        if job.params.kind is JobKind.PREFILL and not job.source_aborted:
+            self._source_progress(req_id, job, computed, end, output)
+
+    def _source_progress(
+        self, req_id: str, job: _Job, computed: int, end: int, output: "SchedulerOutput"
+    ) -> None:
+        assert output.kv_connector_block_state is not None
+        tables = output.kv_connector_block_state.get_block_ids(req_id)
+        assert tables is not None, "a scheduled request has no block table"
+        (table,) = tables
+        if job.sent_block_count == 0:
+            self._append(self._step.ready_blocks, req_id, job, table, computed // self._block_size)
+        if job.prompt_done:
+            count = -(-job.prompt_token_count // self._block_size)
+        else:
+            count = end // self._block_size
+        self._append(self._step.computed_blocks, req_id, job, table, count)
+
+    def _append(
+        self, to: list[SourceBlocks], req_id: str, job: _Job, table: list[int], end_index: int
+    ) -> None:
+        """Hand over blocks up to ``end_index``; whole blocks only, for vLLM packs them inside."""
+        last = job.prompt_done and end_index * self._block_size >= job.prompt_token_count
+        if end_index == job.sent_block_count and job.source_open:
+            return
+        to.append(
+            SourceBlocks(
+                key=job.params.key,
+                request_id=req_id,
+                first_index=job.sent_block_count,
+                block_ids=tuple(table[job.sent_block_count : end_index]),
+                last=last,
+                opens=not job.source_open,
+                deadline_s=job.params.deadline_s,
+            )
+        )
+        job.source_open = True
+        job.sent_block_count = end_index
+
+    def _preempted(self, req_id: str) -> None:
+        """A prefill job loses its blocks while they may be on their way: the transfer ends.
+
+        The decode node then recomputes what did not arrive.
+        """
+        job = self._jobs.get(req_id)
+        if job is not None and job.source_open:
+            self._abort_source(job)
+
+    def _abort_source(self, job: _Job) -> None:
+        if not job.source_aborted:
+            job.source_aborted = True
+            self._step.aborted_sources.append(job.params.key)
+
+    def worker_output(self, first_tokens: dict[str, int], received: set[str]) -> None:
+        """Called before vLLM marks ``received`` requests as ready to be promoted.
+
+        The first token becomes part of the prompt, since vLLM's V1 runner takes the tokens of a
+        sequence it has not seen from there (vllm/v1/worker/gpu_model_runner.py, _update_states);
+        position ``len(prompt)`` is then the one token that the next step computes.
+        """
+        for req_id in sorted(received):
+            job = self._jobs.get(req_id)
+            request = self._requests.get(req_id)
+            if job is None or request is None:
+                continue
+            job.waits_for_blocks = False
+            token = first_tokens.get(req_id)
+            if token is None or request.is_finished():
+                continue
+            assert request.prompt_token_ids is not None
+            request.prompt_token_ids.append(token)
+            request._all_token_ids.append(token)
+            request.num_prompt_tokens += 1
+            request.update_block_hashes()
+
+    def request_finished(self, request: "Request") -> bool:
+        """True: keep the blocks until the worker halves report the request as sent."""
+        job = self._jobs.pop(request.request_id, None)
+        self._requests.pop(request.request_id, None)
+        if job is None:
+            return False
+        if job.waits_for_blocks:
+            self._step.cancelled_targets.append(job.params.key)
+        if not job.source_open:
+            return False
+        if not job.prompt_done:
+            self._abort_source(job)
+        return True
+
+
+def first_tokens_of(metadata: object) -> dict[str, int]:
+    """The first tokens in a step's worker metadata; none if there was nothing to say."""
+    return metadata.first_tokens if isinstance(metadata, WorkerMetadata) else {}

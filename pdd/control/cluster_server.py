@@ -1,0 +1,171 @@
+"""The scheduler's end of the nodes' streams: the Cluster service."""
+
+import asyncio
+import contextlib
+from typing import Any, Protocol
+
+import grpc
+
+from pdd.control.convert import identity_from_proto
+from pdd.control.outbox import Outbox, OutboxOverflow
+from pdd.control.versions import PROTOCOL_VERSION
+from pdd.core.identity import NodeIdentity
+from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+
+_HELLO_TIMEOUT_S = 10.0
+
+
+class JoinRefused(Exception):
+    """A node does not fit the cluster. The message names what differs, with both values."""
+
+
+class NodeSession:
+    """One attached node. ``send`` may be called from the event loop at any time."""
+
+    def __init__(self, identity: NodeIdentity, hello: cluster_pb2.Hello) -> None:
+        self.identity = identity
+        self.hello = hello
+        self.outbox: Outbox[cluster_pb2.SchedulerMessage] = Outbox()
+        self.closed = asyncio.Event()
+        self.close_reason = ""
+
+    def submit(self, submit: cluster_pb2.Submit) -> None:
+        """Queue new work."""
+        self.outbox.put(
+            cluster_pb2.SchedulerMessage(submits=cluster_pb2.SubmitBatch(submits=[submit]))
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """Queue a cancellation."""
+        self.outbox.put(
+            cluster_pb2.SchedulerMessage(cancels=cluster_pb2.CancelBatch(request_ids=[request_id]))
+        )
+
+    def first_token(self, request_id: str, generation: int, token_id: int) -> None:
+        """Queue a decode job's output token 0."""
+        self.outbox.put(
+            cluster_pb2.SchedulerMessage(
+                first_token=cluster_pb2.FirstToken(
+                    request_id=request_id, generation=generation, token_id=token_id
+                )
+            )
+        )
+
+    def close(self, reason: str) -> None:
+        """End the stream from this side. Idempotent."""
+        self.close_reason = self.close_reason or reason
+        self.closed.set()
+
+
+class ClusterHandler(Protocol):
+    """Who is told what nodes say. All calls come on the event loop, in stream order per node."""
+
+    def node_attached(self, session: NodeSession) -> None:
+        """Raises JoinRefused."""
+        ...
+
+    def node_said(self, session: NodeSession, message: cluster_pb2.NodeMessage) -> None:
+        """Any message after the hello."""
+        ...
+
+    def node_detached(self, session: NodeSession, reason: str) -> None:
+        """The stream is over."""
+        ...
+
+    def list_nodes(self) -> list[cluster_pb2.NodeInfo]:
+        """For ``ListNodes``."""
+        ...
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
+    """grpc.aio servicer; see cluster.proto."""
+
+    def __init__(self, handler: ClusterHandler) -> None:
+        self._handler = handler
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:
+        """One node's stream, from hello to end."""
+        session = await self._join(context)
+        reason = "the node closed its stream"
+        reader = asyncio.create_task(self._read(session, context))
+        writer = asyncio.create_task(self._write(session, context))
+        closed = asyncio.create_task(session.closed.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {reader, writer, closed}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if closed in done:
+                reason = session.close_reason
+            for task in done - {closed}:
+                if (error := task.exception()) is not None:
+                    if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError, OutboxOverflow)):
+                        raise error
+                    reason = f"stream broke: {error}"
+        except asyncio.CancelledError:
+            reason = "connection lost"
+            raise
+        finally:
+            for task in (reader, writer, closed):
+                task.cancel()
+            self._handler.node_detached(session, reason)
+        if session.closed.is_set():
+            await context.abort(grpc.StatusCode.ABORTED, reason)
+
+    async def ListNodes(
+        self, request: cluster_pb2.ListNodesRequest, context: Any
+    ) -> cluster_pb2.ListNodesResponse:
+        """All nodes by name."""
+        return cluster_pb2.ListNodesResponse(nodes=self._handler.list_nodes())
+
+    async def _join(self, context: Any) -> NodeSession:
+        first = None
+        with contextlib.suppress(TimeoutError):
+            first = await asyncio.wait_for(context.read(), timeout=_HELLO_TIMEOUT_S)
+        if first is None or first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "the first message of a stream must be hello"
+            )
+        assert first is not None  # abort raised
+        hello = first.hello
+        if hello.protocol_version != PROTOCOL_VERSION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"node {hello.identity.name} speaks protocol version {hello.protocol_version}, "
+                f"this scheduler {PROTOCOL_VERSION}: upgrade the older one",
+            )
+        session = NodeSession(identity_from_proto(hello.identity), hello)
+        try:
+            self._handler.node_attached(session)
+        except JoinRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        await context.write(
+            cluster_pb2.SchedulerMessage(
+                welcome=cluster_pb2.Welcome(protocol_version=PROTOCOL_VERSION)
+            )
+        )
+        return session
+
+    async def _read(self, session: NodeSession, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self._handler.node_said(session, message)
+
+    async def _write(self, session: NodeSession, context: Any) -> None:
+        while True:
+            for message in _coalesce(await session.outbox.take()):
+                await context.write(message)
+
+
+def _coalesce(
+    messages: list[cluster_pb2.SchedulerMessage],
+) -> list[cluster_pb2.SchedulerMessage]:
+    """Neighbours of one kind become one message; the order of kinds is kept."""
+    merged: list[cluster_pb2.SchedulerMessage] = []
+    for message in messages:
+        kind = message.WhichOneof("message")
+        if merged and merged[-1].WhichOneof("message") == kind == "submits":
+            merged[-1].submits.submits.extend(message.submits.submits)
+        elif merged and merged[-1].WhichOneof("message") == kind == "cancels":
+            merged[-1].cancels.request_ids.extend(message.cancels.request_ids)
+        else:
+            merged.append(message)
+    return merged

@@ -1,0 +1,190 @@
+"""Protobuf messages to core values and back. Pure; every field of a value is carried."""
+
+from pdd.core.frames import (
+    EngineFacts,
+    Finish,
+    FinishReason,
+    Frame,
+    Logprob,
+    TokenLogprobs,
+)
+from pdd.core.identity import NodeIdentity, NodeName, RequestId
+from pdd.core.sampling import Grammar, Sampling
+from pdd.rpc.v1 import cluster_pb2, inference_pb2
+
+
+def identity_to_proto(identity: NodeIdentity) -> cluster_pb2.NodeIdentity:
+    """See ``NodeIdentity``."""
+    return cluster_pb2.NodeIdentity(
+        name=identity.name, uuid=identity.uuid, boot_epoch=identity.boot_epoch
+    )
+
+
+def identity_from_proto(message: cluster_pb2.NodeIdentity) -> NodeIdentity:
+    """See ``NodeIdentity``."""
+    return NodeIdentity(
+        name=NodeName(message.name), uuid=message.uuid, boot_epoch=message.boot_epoch
+    )
+
+
+def sampling_to_proto(sampling: Sampling) -> inference_pb2.SamplingParameters:
+    """Everything but grammar and allowed tokens, which ``Submit`` carries itself."""
+    message = inference_pb2.SamplingParameters(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        ignore_eos=sampling.ignore_eos,
+        bad_words=sampling.bad_words,
+        logit_bias=dict(sampling.logit_bias),
+        keep_special_tokens=not sampling.skip_special_tokens,
+    )
+    if sampling.logprobs is not None:
+        message.logprobs = sampling.logprobs
+    return message
+
+
+def sampling_from_submit(submit: cluster_pb2.Submit) -> Sampling:
+    """The whole sampling value of a job."""
+    message = submit.sampling
+    return Sampling(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        seed=message.seed,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        ignore_eos=message.ignore_eos,
+        skip_special_tokens=not message.keep_special_tokens,
+        bad_words=tuple(message.bad_words),
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(submit.allowed_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=(
+            Grammar(kind=submit.grammar_kind, value=submit.grammar_value)
+            if submit.grammar_kind
+            else None
+        ),
+    )
+
+
+def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
+    """See ``Frame``."""
+    message = cluster_pb2.TokenFrame(
+        request_id=frame.request_id,
+        generation=generation,
+        tokens=inference_pb2.Tokens(
+            first_token_index=frame.first_token_index,
+            token_ids=frame.token_ids,
+            text=frame.text,
+            text_offset=frame.text_offset,
+            logprobs=[_logprobs_to_proto(logprobs) for logprobs in frame.logprobs],
+        ),
+    )
+    if frame.finish is not None:
+        message.finish.CopyFrom(_finish_to_proto(frame.finish))
+    return message
+
+
+def frame_from_proto(message: cluster_pb2.TokenFrame) -> Frame:
+    """See ``Frame``."""
+    tokens = message.tokens
+    return Frame(
+        request_id=RequestId(message.request_id),
+        first_token_index=tokens.first_token_index,
+        token_ids=tuple(tokens.token_ids),
+        text_offset=tokens.text_offset,
+        text=tokens.text,
+        logprobs=tuple(_logprobs_from_proto(logprobs) for logprobs in tokens.logprobs),
+        finish=_finish_from_proto(message.finish) if message.HasField("finish") else None,
+    )
+
+
+def _finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:
+    facts = finish.facts
+    message = cluster_pb2.NodeFinish(
+        reason=finish.reason,
+        cached_tokens=facts.cached_tokens,
+        computed_prompt_tokens=facts.computed_prompt_tokens,
+        transferred_bytes=facts.transferred_bytes,
+        queue_s=facts.queue_s,
+        prefill_s=facts.prefill_s,
+        transfer_s=facts.transfer_s,
+        decode_s=facts.decode_s,
+    )
+    if isinstance(finish.stop_reason, str):
+        message.stop_string = finish.stop_reason
+    elif finish.stop_reason is not None:
+        message.stop_token_id = finish.stop_reason
+    return message
+
+
+def _finish_from_proto(message: cluster_pb2.NodeFinish) -> Finish:
+    stop_reason: int | str | None = None
+    if message.HasField("stop_string"):
+        stop_reason = message.stop_string
+    elif message.HasField("stop_token_id"):
+        stop_reason = message.stop_token_id
+    return Finish(
+        reason=FinishReason(message.reason),
+        stop_reason=stop_reason,
+        facts=EngineFacts(
+            cached_tokens=message.cached_tokens,
+            computed_prompt_tokens=message.computed_prompt_tokens,
+            transferred_bytes=message.transferred_bytes,
+            queue_s=message.queue_s,
+            prefill_s=message.prefill_s,
+            transfer_s=message.transfer_s,
+            decode_s=message.decode_s,
+        ),
+    )
+
+
+def _logprobs_to_proto(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    return inference_pb2.TokenLogprobs(
+        chosen=_logprob_to_proto(logprobs.chosen),
+        top=[_logprob_to_proto(candidate) for candidate in logprobs.top],
+    )
+
+
+def _logprob_to_proto(logprob: Logprob) -> inference_pb2.Logprob:
+    return inference_pb2.Logprob(
+        token_id=logprob.token_id,
+        logprob=logprob.logprob,
+        rank=logprob.rank,
+        text=logprob.text,
+        token_bytes=logprob.token_bytes,
+    )
+
+
+def _logprobs_from_proto(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        chosen=_logprob_from_proto(message.chosen),
+        top=tuple(_logprob_from_proto(candidate) for candidate in message.top),
+    )
+
+
+def _logprob_from_proto(message: inference_pb2.Logprob) -> Logprob:
+    return Logprob(
+        token_id=message.token_id,
+        logprob=message.logprob,
+        rank=message.rank,
+        text=message.text,
+        token_bytes=message.token_bytes,
+    )

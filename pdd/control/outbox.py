@@ -1,0 +1,48 @@
+"""Messages waiting to go out on one stream. Order is kept; what can share a message does."""
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+MessageT = TypeVar("MessageT")
+
+OUTBOX_LENGTH_MAX = 20_000
+
+
+class OutboxOverflow(Exception):
+    """The other end has not read for so long that the stream is given up."""
+
+
+class Outbox(Generic[MessageT]):
+    """Single reader, any number of writers on one event loop.
+
+    Bounded: at ``OUTBOX_LENGTH_MAX`` waiting messages ``take`` raises OutboxOverflow, which ends
+    the stream; both ends then treat the other as lost and their requests are planned anew.
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[MessageT] = deque()
+        self._filled = asyncio.Event()
+        self._overflown = False
+
+    def put(self, message: MessageT) -> None:
+        """Queue a message; never blocks."""
+        if len(self._messages) >= OUTBOX_LENGTH_MAX:
+            self._overflown = True
+        else:
+            self._messages.append(message)
+        self._filled.set()
+
+    async def take(self) -> list[MessageT]:
+        """Everything that is queued; waits for the first. One loop turn's messages come together.
+
+        Raises:
+            OutboxOverflow: the bound was reached.
+        """
+        await self._filled.wait()
+        if self._overflown:
+            raise OutboxOverflow(f"{OUTBOX_LENGTH_MAX} messages wait for a peer that does not read")
+        taken = list(self._messages)
+        self._messages.clear()
+        self._filled.clear()
+        return taken

@@ -1,0 +1,121 @@
+"""Between nodes: the relay of transfer control messages, both directions.
+
+The transfer protocol expects messages to be lost or late and has deadlines of its own, so a
+relay that fails is counted and logged, never retried here.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from pdd.control.convert import identity_from_proto, identity_to_proto
+from pdd.control.versions import CHANNEL_OPTIONS
+from pdd.core.identity import NodeIdentity
+from pdd.engine.port import PeerControl
+from pdd.rpc.v1 import node_pb2, node_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_RELAY_TIMEOUT_S = 5.0
+_RELAYS_IN_FLIGHT_MAX = 4096
+"""At the bound a message is dropped, counted and logged; its transfer runs into its deadline."""
+_PEERS_MAX = 512
+"""Open channels. At the bound the one that was unused longest is closed."""
+
+
+class PeerServicer(node_pb2_grpc.NodeServicer):
+    """grpc.aio servicer; see node.proto."""
+
+    def __init__(
+        self, *, identity: NodeIdentity, rank_count: int, deliver: Callable[[PeerControl], None]
+    ) -> None:
+        self._identity = identity
+        self._rank_count = rank_count
+        self._deliver = deliver
+
+    async def Relay(self, request: node_pb2.RelayRequest, context: Any) -> node_pb2.RelayResponse:
+        """Hand a message to one rank."""
+        target = identity_from_proto(request.target)
+        if target != self._identity:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"message is for {target}, this is {self._identity}",
+            )
+        if not 0 <= request.target_rank < self._rank_count:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"target_rank is {request.target_rank}, this node has {self._rank_count} ranks",
+            )
+        self._deliver(
+            PeerControl(
+                own_rank=request.target_rank,
+                peer=identity_from_proto(request.source),
+                peer_rank=request.source_rank,
+                peer_address=request.source_address,
+                peer_ucx_address=b"",
+                payload=request.payload,
+            )
+        )
+        return node_pb2.RelayResponse()
+
+
+class PeerClient:
+    """Sends to any node. One channel per address, opened on first use and kept."""
+
+    def __init__(self, *, identity: NodeIdentity, own_address: str) -> None:
+        self._identity = identity
+        self._own_address = own_address
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self.failed_count = 0
+
+    def send(self, message: PeerControl) -> None:
+        """Fire and forget."""
+        if len(self._in_flight) >= _RELAYS_IN_FLIGHT_MAX:
+            self._count_failure(message, f"{_RELAYS_IN_FLIGHT_MAX} relays are in flight")
+            return
+        task = asyncio.create_task(self._relay(message))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+
+    async def close(self) -> None:
+        """Cancel what is in flight, close every channel."""
+        for task in list(self._in_flight):
+            task.cancel()
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    async def _relay(self, message: PeerControl) -> None:
+        stub = node_pb2_grpc.NodeStub(await self._channel(message.peer_address))
+        request = node_pb2.RelayRequest(
+            source=identity_to_proto(self._identity),
+            source_rank=message.own_rank,
+            source_address=self._own_address,
+            target=identity_to_proto(message.peer),
+            target_rank=message.peer_rank,
+            payload=message.payload,
+        )
+        try:
+            await stub.Relay(request, timeout=_RELAY_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self._count_failure(message, f"{error.code().name}: {error.details()}")
+
+    async def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = channel
+            if len(self._channels) > _PEERS_MAX:
+                _, oldest = self._channels.popitem(last=False)
+                await oldest.close()
+        self._channels.move_to_end(address)
+        return channel
+
+    def _count_failure(self, message: PeerControl, reason: str) -> None:
+        self.failed_count += 1
+        log.warning("peer_relay_failed", peer=message.peer.name, reason=reason)

@@ -1,0 +1,137 @@
+"""A node's end of its stream to one scheduler: attach, stay attached, attach again."""
+
+import asyncio
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from pdd.control.outbox import Outbox, OutboxOverflow
+from pdd.control.versions import CHANNEL_OPTIONS
+from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_BACKOFF_S_MIN = 0.1
+_BACKOFF_S_MAX = 1.0
+_REFUSED_BACKOFF_S = 5.0
+_WELCOME_TIMEOUT_S = 10.0
+
+
+class SchedulerHandler(Protocol):
+    """Who is told what the scheduler says. All calls come on the event loop."""
+
+    def hello(self) -> cluster_pb2.Hello:
+        """The node as it is now."""
+        ...
+
+    def scheduler_attached(self, link: "SchedulerLink") -> None:
+        """The scheduler has welcomed this node."""
+        ...
+
+    def scheduler_said(self, link: "SchedulerLink", message: cluster_pb2.SchedulerMessage) -> None:
+        """Any message after the welcome."""
+        ...
+
+    def scheduler_lost(self, link: "SchedulerLink", reason: str) -> None:
+        """Whatever that scheduler had asked for is void now."""
+        ...
+
+
+class SchedulerLink:
+    """One scheduler. ``run`` never ends by itself; cancel it to detach."""
+
+    def __init__(self, *, address: str, handler: SchedulerHandler) -> None:
+        self.address = address
+        self._handler = handler
+        self._outbox: Outbox[cluster_pb2.NodeMessage] = Outbox()
+
+    def send(self, message: cluster_pb2.NodeMessage) -> None:
+        """Queue a message for the present stream; void when the stream breaks."""
+        self._outbox.put(message)
+
+    async def run(self) -> None:
+        """Keep attached, with a growing pause between attempts."""
+        backoff_s = _BACKOFF_S_MIN
+        while True:
+            attached, refused, reason = await self._attach_once()
+            if refused:
+                log.error("join_refused", scheduler=self.address, reason=reason)
+                backoff_s = _REFUSED_BACKOFF_S
+            elif attached:
+                log.warning("scheduler_lost", scheduler=self.address, reason=reason)
+                backoff_s = _BACKOFF_S_MIN
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
+
+    async def _attach_once(self) -> tuple[bool, bool, str]:
+        """``(was attached, was refused, why it ended)``."""
+        attached = False
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            stub = cluster_pb2_grpc.ClusterStub(channel)
+            call = stub.Attach()
+            try:
+                await call.write(cluster_pb2.NodeMessage(hello=self._handler.hello()))
+                welcome = await asyncio.wait_for(call.read(), timeout=_WELCOME_TIMEOUT_S)
+                if welcome is grpc.aio.EOF:
+                    return False, False, "closed before the welcome"
+                self._outbox = Outbox()
+                attached = True
+                self._handler.scheduler_attached(self)
+                reason = await self._talk(call)
+            except grpc.aio.AioRpcError as error:
+                refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                reason = f"{error.code().name}: {error.details()}"
+                if attached:
+                    self._handler.scheduler_lost(self, reason)
+                return attached, refused, reason
+            except TimeoutError:
+                return False, False, f"no welcome within {_WELCOME_TIMEOUT_S} s"
+            except asyncio.CancelledError:
+                if attached:
+                    self._handler.scheduler_lost(self, "this node is stopping")
+                raise
+            finally:
+                call.cancel()
+            self._handler.scheduler_lost(self, reason)
+            return True, False, reason
+
+    async def _talk(self, call: Any) -> str:
+        reader = asyncio.create_task(self._read(call))
+        writer = asyncio.create_task(self._write(call))
+        try:
+            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (error := task.exception()) is not None:
+                    if not isinstance(error, (OutboxOverflow, asyncio.InvalidStateError)):
+                        raise error
+                    return str(error)
+            return "the scheduler closed the stream"
+        finally:
+            reader.cancel()
+            writer.cancel()
+
+    async def _read(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            self._handler.scheduler_said(self, message)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            for message in _coalesce(await self._outbox.take()):
+                await call.write(message)
+
+
+def _coalesce(messages: list[cluster_pb2.NodeMessage]) -> list[cluster_pb2.NodeMessage]:
+    """Neighbouring frames become one batch: one message per engine step."""
+    merged: list[cluster_pb2.NodeMessage] = []
+    for message in messages:
+        both_frames = (
+            merged
+            and merged[-1].WhichOneof("message") == "frames"
+            and message.WhichOneof("message") == "frames"
+        )
+        if both_frames:
+            merged[-1].frames.frames.extend(message.frames.frames)
+        else:
+            merged.append(message)
+    return merged

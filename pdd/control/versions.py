@@ -1,0 +1,25 @@
+"""Version of the messages between nodes and schedulers.
+
+History: 1, first version.
+"""
+
+PROTOCOL_VERSION = 1
+"""Spoken by this build. A scheduler takes nodes of this version and the one before."""
+
+MESSAGE_BYTES_MAX = 16 << 20
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),
+    # Two clusters on one machine must not share subchannels.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Node addresses are direct; a proxy from the environment is for other traffic.
+    ("grpc.enable_http_proxy", 0),
+]

@@ -1,0 +1,205 @@
+"""``pdd serve --role prefill|decode``: one engine, its links to schedulers and peers."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+import structlog
+import uvloop
+from tokenizers import Tokenizer
+
+from pdd.config.sections import Config
+from pdd.control.peers import PeerClient, PeerServicer
+from pdd.control.scheduler_client import SchedulerLink
+from pdd.control.versions import CHANNEL_OPTIONS
+from pdd.core.errors import ConfigError
+from pdd.core.identity import NodeIdentity, NodeName
+from pdd.core.ports import Clock
+from pdd.daemon import notify
+from pdd.daemon.descendants import end_descendants
+from pdd.daemon.grpc_extras import add_health_and_reflection
+from pdd.daemon.identity_file import next_identity
+from pdd.daemon.node_jobs import NodeJobs
+from pdd.daemon.node_service import NodeService
+from pdd.daemon.signals import first_of, stop_on_signals
+from pdd.daemon.state_dir import state_dir_of
+from pdd.engine.port import EngineFailed, EngineInfo
+from pdd.engine.vllm_engine import VllmEngine
+from pdd.engine.vllm_settings import VllmSettings
+from pdd.rpc.v1 import node_pb2, node_pb2_grpc
+from pdd.transfer.settings import TransferFaults, TransferSettings
+
+log = structlog.get_logger(__name__)
+
+
+def run(config: Config) -> int:
+    """Serve until a signal comes or the engine dies; the exit status."""
+    return uvloop.run(_NodeDaemon(config, clock=time.monotonic).serve())
+
+
+class _NodeDaemon:
+    def __init__(self, config: Config, *, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
+
+    async def serve(self) -> int:
+        stop = stop_on_signals()
+        identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
+        tokenizer = load_tokenizer(Path(self._config.engine.model))
+        engine = VllmEngine(
+            settings=vllm_settings(self._config, self._rpc_dir),
+            identity=identity,
+            tokenizer=tokenizer,
+            clock=self._clock,
+        )
+        try:
+            info = await self._start_engine(engine, stop)
+            if info is None:
+                return 0 if stop.is_set() else 1
+            return await self._serve_engine(engine, info, identity, tokenizer, stop)
+        finally:
+            notify.notify_stopping()
+            await engine.stop()
+            for pid in await asyncio.to_thread(end_descendants):
+                log.warning("engine_process_killed", pid=pid)
+            shutil.rmtree(self._rpc_dir, ignore_errors=True)
+
+    async def _start_engine(self, engine: VllmEngine, stop: asyncio.Event) -> EngineInfo | None:
+        notify.notify_status("loading model")
+        started_s = self._clock()
+        start: asyncio.Task[EngineInfo] = asyncio.create_task(engine.start())
+        await first_of(stop, start)
+        if not start.done():
+            # vLLM cannot be interrupted while it loads, its processes can.
+            await asyncio.to_thread(end_descendants)
+            await asyncio.wait([start])
+        try:
+            info = start.result()
+        except EngineFailed as error:
+            if not stop.is_set():
+                log.error("engine_start_failed", reason=str(error))  # noqa: TRY400 - the reason says it
+            return None
+        if stop.is_set():
+            return None
+        log.info(
+            "engine_ready",
+            duration_s=round(self._clock() - started_s, 1),
+            block_count=info.block_count,
+            block_size=info.block_size,
+            block_bytes=info.block_bytes,
+        )
+        return info
+
+    async def _serve_engine(
+        self,
+        engine: VllmEngine,
+        info: EngineInfo,
+        identity: NodeIdentity,
+        tokenizer: Tokenizer,
+        stop: asyncio.Event,
+    ) -> int:
+        jobs = NodeJobs(engine=engine, tokenizer=tokenizer, clock=self._clock)
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        node_pb2_grpc.add_NodeServicer_to_server(
+            PeerServicer(
+                identity=identity,
+                rank_count=len(info.ucx_addresses),
+                deliver=engine.deliver_control,
+            ),
+            server,
+        )
+        await add_health_and_reflection(
+            server, node_pb2.DESCRIPTOR.services_by_name["Node"].full_name
+        )
+        listen = self._config.grpc.listen
+        port = server.add_insecure_port(str(listen))
+        address = f"{listen.host}:{port}"
+        await server.start()
+        peers = PeerClient(identity=identity, own_address=address)
+        engine.on_control(peers.send)
+        service = NodeService(
+            identity=identity,
+            role=self._config.node.role,
+            address=address,
+            model=self._config.engine.served_model_name,
+            engine=engine,
+            info=info,
+            jobs=jobs,
+        )
+        links = [
+            SchedulerLink(address=str(scheduler), handler=service)
+            for scheduler in self._config.node.schedulers
+        ]
+        tasks = [asyncio.create_task(link.run()) for link in links]
+        tasks.append(asyncio.create_task(self._report_status(service, links)))
+        failed = asyncio.create_task(engine.wait_failed())
+        notify.notify_ready(grpc=address)
+        try:
+            await first_of(stop, failed, *tasks)
+            for background in tasks:
+                if background.done():
+                    background.result()  # a bug: let it end the process
+            if failed.done():
+                log.error("engine_died", reason=failed.result())
+                return 1
+            return 0
+        finally:
+            for task in (failed, *tasks):
+                task.cancel()
+            await asyncio.wait(tasks)
+            jobs.cancel_all()
+            await peers.close()
+            await server.stop(grace=0.5)
+
+    async def _report_status(self, service: NodeService, links: list[SchedulerLink]) -> None:
+        watchdog_s = notify.watchdog_interval_s()
+        interval_s = self._config.node.status_interval_s
+        if watchdog_s is not None:
+            interval_s = min(interval_s, watchdog_s)
+        while True:
+            for link in links:
+                service.send_status(link)
+            if watchdog_s is not None:
+                notify.notify_watchdog()
+            await asyncio.sleep(interval_s)
+
+
+def load_tokenizer(model: Path) -> Tokenizer:
+    """The fast tokenizer of a model folder. Raises ConfigError when it has none."""
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"engine.model: {path} is missing; pdd needs a model folder with a fast tokenizer"
+        )
+    return Tokenizer.from_file(str(path))
+
+
+def vllm_settings(config: Config, rpc_dir: Path) -> VllmSettings:
+    """The engine section as vLLM's settings."""
+    engine, transfer = config.engine, config.transfer
+    return VllmSettings(
+        model_path=Path(engine.model),
+        served_model_name=engine.served_model_name,
+        dtype=engine.dtype,
+        max_model_len=engine.max_model_len,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        block_size=engine.block_size,
+        kv_cache_bytes=engine.kv_cache_bytes,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        enforce_eager=engine.enforce_eager,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        cpu_cores=config.node.cpu_cores,
+        rpc_dir=rpc_dir,
+        extra=engine.extra,
+        transfer=TransferSettings(
+            digest=transfer.digest,
+            faults=TransferFaults(delay_s=config.faults.transfer_delay_s),
+        ),
+        transport=transfer.transport.value,
+        devices=",".join(transfer.devices) or None,
+    )

@@ -1,0 +1,184 @@
+"""What a node says to schedulers and peers, and what it does when they speak."""
+
+import os
+
+import structlog
+
+from pdd.connector.params import JobKind, SourceNode
+from pdd.control.convert import frame_to_proto, identity_to_proto, sampling_from_submit
+from pdd.control.scheduler_client import SchedulerLink
+from pdd.control.versions import PROTOCOL_VERSION
+from pdd.core.frames import Frame
+from pdd.core.identity import NodeIdentity, RequestId, Role
+from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
+from pdd.engine.port import Engine, EngineInfo, Job, JobFacts
+from pdd.rpc.v1 import cluster_pb2
+
+log = structlog.get_logger(__name__)
+
+
+class NodeService:
+    """Implements ``SchedulerHandler``: protobuf on one side, jobs on the other."""
+
+    def __init__(
+        self,
+        *,
+        identity: NodeIdentity,
+        role: Role,
+        address: str,
+        model: str,
+        engine: Engine,
+        info: EngineInfo,
+        jobs: NodeJobs,
+    ) -> None:
+        self._identity = identity
+        self._role = role
+        self._address = address
+        self._model = model
+        self._engine = engine
+        self._info = info
+        self._jobs = jobs
+        self._reports: dict[SchedulerLink, JobReports] = {}
+        self.degraded_reason = ""
+
+    def hello(self) -> cluster_pb2.Hello:
+        """Everything a scheduler and a peer must know about this node."""
+        return cluster_pb2.Hello(
+            identity=identity_to_proto(self._identity),
+            role=self._role.value,
+            address=self._address,
+            protocol_version=PROTOCOL_VERSION,
+            fingerprint=self._info.fingerprint,
+            block_count=self._info.block_count,
+            block_size=self._info.block_size,
+            block_bytes=self._info.block_bytes,
+            max_model_len=self._info.max_model_len,
+            max_num_seqs=self._info.max_num_seqs,
+            model=self._model,
+            ucx_worker_addresses=self._info.ucx_addresses,
+            vocab_size=self._info.vocab_size,
+            pid=os.getpid(),
+        )
+
+    def scheduler_attached(self, link: SchedulerLink) -> None:
+        """Ready for that scheduler's work."""
+        self._reports[link] = JobReports(
+            frame=lambda frame, generation: _send_frame(link, frame, generation),
+            failed=lambda request_id, generation, failure: _send_failed(
+                link, request_id, generation, failure
+            ),
+            ready=lambda request_id, generation, facts: _send_ready(
+                link, request_id, generation, facts
+            ),
+        )
+        log.info("scheduler_attached", scheduler=link.address)
+        self.send_status(link)
+
+    def scheduler_lost(self, link: SchedulerLink, reason: str) -> None:
+        """Its clients are gone with it, or ask elsewhere: free what it had asked for."""
+        reports = self._reports.pop(link, None)
+        if reports is not None:
+            self._jobs.cancel_all(reports)
+        log.info("scheduler_detached", scheduler=link.address, reason=reason)
+
+    def scheduler_said(self, link: SchedulerLink, message: cluster_pb2.SchedulerMessage) -> None:
+        """Work, cancellations, first tokens."""
+        match message.WhichOneof("message"):
+            case "submits":
+                for submit in message.submits.submits:
+                    self._submit(link, submit)
+            case "cancels":
+                for request_id in message.cancels.request_ids:
+                    self._jobs.cancel(RequestId(request_id))
+            case "first_token":
+                first = message.first_token
+                self._jobs.first_token(
+                    RequestId(first.request_id), first.generation, first.token_id
+                )
+            case other:
+                log.warning("scheduler_message_ignored", kind=other)
+
+    def send_status(self, link: SchedulerLink) -> None:
+        """The engine's latest counts."""
+        stats = self._engine.stats()
+        link.send(
+            cluster_pb2.NodeMessage(
+                status=cluster_pb2.NodeStatus(
+                    free_block_count=stats.free_block_count,
+                    running_sequence_count=stats.running_sequence_count,
+                    waiting_sequence_count=stats.waiting_sequence_count,
+                    degraded_reason=self.degraded_reason,
+                )
+            )
+        )
+
+    def _submit(self, link: SchedulerLink, submit: cluster_pb2.Submit) -> None:
+        self._jobs.submit(
+            RequestId(submit.request_id),
+            submit.generation,
+            job_from_submit(submit),
+            self._reports[link],
+        )
+
+
+def job_from_submit(submit: cluster_pb2.Submit) -> Job:
+    """A scheduler's submit as a job. Raises ValueError for an unknown kind."""
+    kind = JobKind(submit.kind)
+    source = None
+    if kind is JobKind.DECODE:
+        source = SourceNode(
+            name=submit.source.identity.name,
+            uuid=submit.source.identity.uuid,
+            boot_epoch=submit.source.identity.boot_epoch,
+            control_address=submit.source.address,
+            ucx_addresses=tuple(submit.source.ucx_worker_addresses),
+        )
+    return Job(
+        key=f"{submit.request_id}/{submit.generation}",
+        kind=kind,
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        emitted_token_ids=tuple(submit.emitted_token_ids),
+        sampling=sampling_from_submit(submit),
+        cache_salt=submit.cache_salt,
+        priority=submit.priority,
+        deadline_s=submit.deadline_s,
+        source=source,
+    )
+
+
+def _send_frame(link: SchedulerLink, frame: Frame, generation: int) -> None:
+    link.send(
+        cluster_pb2.NodeMessage(
+            frames=cluster_pb2.FrameBatch(frames=[frame_to_proto(frame, generation=generation)])
+        )
+    )
+
+
+def _send_failed(
+    link: SchedulerLink, request_id: RequestId, generation: int, failure: JobFailure
+) -> None:
+    link.send(
+        cluster_pb2.NodeMessage(
+            failed=cluster_pb2.NodeRequestFailed(
+                request_id=request_id,
+                generation=generation,
+                kind=failure.kind,
+                message=failure.message,
+            )
+        )
+    )
+
+
+def _send_ready(
+    link: SchedulerLink, request_id: RequestId, generation: int, facts: JobFacts
+) -> None:
+    link.send(
+        cluster_pb2.NodeMessage(
+            transfer_done=cluster_pb2.TransferDone(
+                request_id=request_id,
+                generation=generation,
+                transferred_bytes=facts.transferred_bytes,
+                transfer_s=facts.transfer_s,
+            )
+        )
+    )

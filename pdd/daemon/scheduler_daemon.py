@@ -1,0 +1,152 @@
+"""``pdd serve --role scheduler``: the front door, the nodes' streams and the scheduler core."""
+
+import asyncio
+import time
+
+import grpc
+import structlog
+import uvloop
+from aiohttp import web
+
+from pdd.config.sections import Config
+from pdd.control.cluster_server import ClusterServicer
+from pdd.control.versions import CHANNEL_OPTIONS
+from pdd.core.errors import ConfigError
+from pdd.core.ports import Clock
+from pdd.daemon import notify
+from pdd.daemon.grpc_extras import add_health_and_reflection
+from pdd.daemon.scheduler_driver import SchedulerDriver
+from pdd.daemon.scheduler_metrics import ClusterMetrics
+from pdd.daemon.served_model import served_model
+from pdd.daemon.signals import first_of, stop_on_signals
+from pdd.gateway.app import make_app
+from pdd.gateway.grpc_inference import InferenceServicer
+from pdd.gateway.metrics import GatewayMetrics
+from pdd.gateway.served import Health, ServedModel
+from pdd.gateway.server import serve as serve_http
+from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.tokenizer import HFTokenizer
+from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
+from pdd.scheduler.core import SchedulerCore, SchedulerSettings
+
+log = structlog.get_logger(__name__)
+
+
+def run(config: Config) -> int:
+    """Serve until a signal comes; the exit status."""
+    return uvloop.run(_SchedulerDaemon(config, clock=time.monotonic).serve())
+
+
+class _SchedulerDaemon:
+    def __init__(self, config: Config, *, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._model: ServedModel = served_model(config.engine)
+        self._driver = SchedulerDriver(
+            core=SchedulerCore(
+                SchedulerSettings(
+                    queue_request_count_max=config.scheduler.queue_limit_requests,
+                    node_silence_s=config.scheduler.node_timeout_s,
+                )
+            ),
+            clock=clock,
+            model=self._model.name,
+        )
+
+    async def serve(self) -> int:
+        stop = stop_on_signals()
+        settings = _gateway_settings(self._config)
+        metrics = GatewayMetrics()
+        ClusterMetrics(self._driver, registry=metrics.registry)
+        tokenizer = await asyncio.to_thread(HFTokenizer, self._config.engine.model)
+        inference = InferenceServicer(
+            inference=self._driver,
+            tokenizer=tokenizer,
+            model=self._model,
+            settings=settings,
+            metrics=metrics,
+            clock=self._clock,
+        )
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self._driver), server)
+        inference.add_to_server(server)
+        await add_health_and_reflection(
+            server,
+            inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+            cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name,
+        )
+        grpc_address = self._bind_grpc(server)
+        app = make_app(
+            inference=self._driver,
+            tokenizer=tokenizer,
+            model=self._model,
+            settings=settings,
+            health=self._health,
+            metrics=metrics,
+            clock=self._clock,
+        )
+        runner, http_address = await self._serve_http(app, settings)
+        await server.start()
+        background = [
+            asyncio.create_task(self._driver.tick()),
+            asyncio.create_task(_watchdog()),
+        ]
+        log.info("scheduler_ready", http=http_address, grpc=grpc_address, model=self._model.name)
+        notify.notify_ready(grpc=grpc_address, http=http_address)
+        try:
+            await first_of(stop, *background)
+            for task in background:
+                if task.done():
+                    task.result()  # a bug: let it end the process
+            return 0
+        finally:
+            notify.notify_stopping()
+            log.info("scheduler_stopping", open_requests=self._driver.running_request_count)
+            await runner.cleanup()
+            await server.stop(grace=0.5)
+            for task in background:
+                task.cancel()
+
+    def _bind_grpc(self, server: grpc.aio.Server) -> str:
+        listen = self._config.grpc.listen
+        try:
+            port = server.add_insecure_port(str(listen))
+        except RuntimeError as error:
+            raise ConfigError(f"grpc.listen: cannot bind {listen}: {error}") from error
+        return f"{listen.host}:{port}"
+
+    async def _serve_http(
+        self, app: web.Application, settings: GatewaySettings
+    ) -> tuple[web.AppRunner, str]:
+        listen = self._config.http.listen
+        try:
+            runner, port = await serve_http(
+                app, settings=settings, host=listen.host, port=listen.port
+            )
+        except OSError as error:
+            raise ConfigError(f"http.listen: cannot bind {listen}: {error}") from error
+        return runner, f"{listen.host}:{port}"
+
+    def _health(self) -> Health:
+        prefill_count, decode_count = self._driver.ready_counts()
+        reason = "" if decode_count else "no decode node is ready"
+        return Health(
+            decode_ready_count=decode_count, prefill_ready_count=prefill_count, reason=reason
+        )
+
+
+def _gateway_settings(config: Config) -> GatewaySettings:
+    return GatewaySettings(
+        max_body_bytes=config.http.body_limit_bytes,
+        body_timeout_s=config.http.read_timeout_s,
+        request_deadline_s=config.scheduler.request_deadline_s,
+        write_buffer_bytes=config.http.stream_buffer_bytes,
+        shutdown_grace_s=config.node.drain_timeout_s,
+    )
+
+
+async def _watchdog() -> None:
+    interval_s = notify.watchdog_interval_s()
+    while True:
+        await asyncio.sleep(interval_s if interval_s is not None else 3600.0)
+        notify.notify_watchdog()

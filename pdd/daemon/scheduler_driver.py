@@ -1,0 +1,391 @@
+"""Drives the scheduler core: RPCs and timers become events, effects become messages.
+
+Token frames do not pass through the core; only a request's first token and its end do.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import structlog
+
+from pdd.control.cluster_server import JoinRefused, NodeSession
+from pdd.control.convert import frame_from_proto, identity_to_proto, sampling_to_proto
+from pdd.core.frames import FinishReason, Frame
+from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
+from pdd.core.ports import Clock
+from pdd.core.requests import (
+    Ended,
+    GenerateRequest,
+    GenerationEvent,
+    Path,
+    Planned,
+    RequestUsage,
+)
+from pdd.daemon.request_stream import RequestStream
+from pdd.rpc.v1 import cluster_pb2
+from pdd.scheduler.core import SchedulerCore
+from pdd.scheduler.effects import (
+    Announce,
+    Cancel,
+    Complete,
+    Disconnect,
+    Effect,
+    Fail,
+    GiveFirstToken,
+    Submit,
+)
+from pdd.scheduler.events import (
+    DecodeReady,
+    Event,
+    FirstTokenSampled,
+    JobFailed,
+    NodeJoined,
+    NodeLost,
+    NodeReported,
+    RequestArrived,
+    RequestCancelled,
+    SequenceFinished,
+    SequenceStarted,
+    Tick,
+)
+from pdd.scheduler.requests import Phase
+
+log = structlog.get_logger(__name__)
+
+TICK_INTERVAL_S = 0.25
+
+
+class SchedulerDriver:
+    """Implements ``Inference`` for the front door and ``ClusterHandler`` for the nodes."""
+
+    def __init__(self, *, core: SchedulerCore, clock: Clock, model: str) -> None:
+        self._core = core
+        self._clock = clock
+        self._model = model
+        self._sessions: dict[NodeName, NodeSession] = {}
+        self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
+        self._streams: dict[RequestId, RequestStream] = {}
+
+    # --- for the front door ------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+        """See ``Inference.generate``."""
+        stream = RequestStream()
+        self._streams[request.request_id] = stream
+        try:
+            self._step(RequestArrived(request=request))
+            async for event in stream.events():
+                yield event
+        finally:
+            self._streams.pop(request.request_id, None)
+            if not stream.ended:
+                self._step(RequestCancelled(request_id=request.request_id))
+                log.info("request_cancelled", request_id=request.request_id)
+
+    def ready_counts(self) -> tuple[int, int]:
+        """``(prefill nodes, decode nodes)`` that take work."""
+        ready = [node.role for node in self._core.nodes.values() if node.takes_work]
+        return ready.count(Role.PREFILL), ready.count(Role.DECODE)
+
+    @property
+    def queued_request_count(self) -> int:
+        """Requests that wait for room."""
+        return self._core.queued_request_count
+
+    @property
+    def running_request_count(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    # --- for the nodes -----------------------------------------------------------------------
+
+    def node_attached(self, session: NodeSession) -> None:
+        """See ``ClusterHandler.node_attached``."""
+        hello = session.hello
+        self._refuse_misfit(hello)
+        name = session.identity.name
+        log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
+        former = self._sessions.get(name)
+        if former is not None:
+            former.close("a newer life of this node has joined")
+        self._sessions[name] = session
+        self._hellos[name] = hello
+        self._step(
+            NodeJoined(
+                identity=session.identity,
+                role=Role(hello.role),
+                address=hello.address,
+                block_count=hello.block_count,
+                block_size=hello.block_size,
+                max_model_len=hello.max_model_len,
+                max_num_seqs=hello.max_num_seqs,
+                fingerprint=tuple(sorted(hello.fingerprint.items())),
+            )
+        )
+
+    def node_said(self, session: NodeSession, message: cluster_pb2.NodeMessage) -> None:
+        """See ``ClusterHandler.node_said``."""
+        if self._sessions.get(session.identity.name) is not session:
+            return  # a former life
+        match message.WhichOneof("message"):
+            case "frames":
+                for frame in message.frames.frames:
+                    self._on_frame(session, frame.generation, frame_from_proto(frame))
+            case "status":
+                status = message.status
+                self._step(
+                    NodeReported(
+                        node=session.identity.name,
+                        free_block_count=status.free_block_count,
+                        running_sequence_count=status.running_sequence_count,
+                        waiting_sequence_count=status.waiting_sequence_count,
+                        degraded_reason=status.degraded_reason,
+                    )
+                )
+            case "transfer_done":
+                done = message.transfer_done
+                self._step(
+                    DecodeReady(
+                        request_id=RequestId(done.request_id),
+                        generation=done.generation,
+                        transferred_bytes=done.transferred_bytes,
+                    )
+                )
+            case "failed":
+                failed = message.failed
+                self._step(
+                    JobFailed(
+                        request_id=RequestId(failed.request_id),
+                        generation=failed.generation,
+                        node=session.identity.name,
+                        message=failed.message,
+                        retryable=failed.kind == "engine",
+                    )
+                )
+            case other:
+                log.warning("node_message_ignored", node=session.identity.name, kind=other)
+
+    def node_detached(self, session: NodeSession, reason: str) -> None:
+        """See ``ClusterHandler.node_detached``."""
+        name = session.identity.name
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
+        log.warning("node_lost", node=name, reason=reason)
+        self._step(NodeLost(identity=session.identity, reason=reason))
+
+    def list_nodes(self) -> list[cluster_pb2.NodeInfo]:
+        """See ``ClusterHandler.list_nodes``."""
+        infos = []
+        for name, node in sorted(self._core.nodes.items()):
+            hello = self._hellos[name]
+            infos.append(
+                cluster_pb2.NodeInfo(
+                    identity=identity_to_proto(node.identity),
+                    role=node.role,
+                    state=node.state,
+                    state_reason=node.state_reason,
+                    address=node.address,
+                    block_count=node.block_count,
+                    free_block_count=node.free_block_count,
+                    running_sequence_count=node.running_sequence_count,
+                    waiting_sequence_count=node.waiting_sequence_count,
+                    pid=hello.pid,
+                    model=hello.model,
+                )
+            )
+        return infos
+
+    async def tick(self) -> None:
+        """Feed the passing of time to the core, for ever."""
+        while True:
+            await asyncio.sleep(TICK_INTERVAL_S)
+            self._step(Tick())
+
+    # --- events in, effects out --------------------------------------------------------------
+
+    def _step(self, event: Event) -> None:
+        for effect in self._core.step(event, now_s=self._clock()):
+            self._obey(effect)
+
+    def _obey(self, effect: Effect) -> None:
+        match effect:
+            case Submit():
+                self._submit(effect)
+            case Cancel():
+                session = self._sessions.get(effect.node)
+                if session is not None:
+                    session.cancel(effect.request_id)
+            case GiveFirstToken():
+                session = self._sessions.get(effect.node)
+                if session is not None:
+                    session.first_token(effect.request_id, effect.generation, effect.token_id)
+            case Announce():
+                stream = self._streams.get(effect.request_id)
+                if stream is not None and not stream.ended:
+                    stream.plan(Planned(plan=effect.plan))
+            case Complete():
+                self._complete(effect)
+            case Fail():
+                stream = self._streams.get(effect.request_id)
+                if stream is not None:
+                    log.warning(
+                        "request_failed",
+                        request_id=effect.request_id,
+                        error=type(effect.error).__name__,
+                        why=str(effect.error),
+                    )
+                    stream.fail(effect.error)
+            case Disconnect():
+                self._disconnect(effect.identity, effect.reason)
+
+    def _submit(self, effect: Submit) -> None:
+        session = self._sessions.get(effect.node)
+        if session is None:
+            return  # its loss is on its way as an event
+        request = effect.request
+        sampling = request.sampling
+        stream = self._streams[request.request_id]
+        submit = cluster_pb2.Submit(
+            request_id=request.request_id,
+            generation=effect.generation,
+            kind=effect.kind,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=sampling_to_proto(sampling),
+            cache_salt=_salt(request),
+            priority=request.priority,
+            deadline_s=effect.deadline_s,
+            grammar_kind=sampling.grammar.kind if sampling.grammar else "",
+            grammar_value=sampling.grammar.value if sampling.grammar else "",
+            allowed_token_ids=sampling.allowed_token_ids,
+            emitted_token_ids=stream.token_ids,
+        )
+        if effect.source is not None:
+            source = self._hellos[effect.source]
+            submit.source.identity.CopyFrom(source.identity)
+            submit.source.address = source.address
+            submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
+        session.submit(submit)
+
+    def _on_frame(self, session: NodeSession, generation: int, frame: Frame) -> None:
+        request = self._core.requests.get(frame.request_id)
+        stream = self._streams.get(frame.request_id)
+        if request is None or stream is None or request.generation != generation:
+            return
+        try:
+            if not stream.show(frame):
+                self._step(RequestCancelled(request_id=frame.request_id))
+                return
+        except ValueError as error:
+            self._step(
+                JobFailed(
+                    request_id=frame.request_id,
+                    generation=generation,
+                    node=session.identity.name,
+                    message=f"frames do not join: {error}",
+                    retryable=True,
+                )
+            )
+            return
+        node = session.identity.name
+        handing_over = request.prefill == node and request.decode is not None
+        if handing_over:
+            assert frame.finish is not None, "a prefill job has one frame"
+            self._step(
+                FirstTokenSampled(
+                    request_id=frame.request_id,
+                    generation=generation,
+                    node=node,
+                    token_id=frame.token_ids[0],
+                    finish=frame.finish,
+                )
+            )
+            return
+        if request.phase is Phase.PREFILLING:
+            self._step(SequenceStarted(request_id=frame.request_id, generation=generation))
+        if frame.finish is not None and frame.finish.reason is not FinishReason.ABORT:
+            self._step(
+                SequenceFinished(
+                    request_id=frame.request_id,
+                    generation=generation,
+                    node=node,
+                    finish=frame.finish,
+                )
+            )
+
+    def _complete(self, effect: Complete) -> None:
+        stream = self._streams.get(effect.request_id)
+        if stream is None or stream.ended:
+            return
+        usage = RequestUsage(
+            prompt_tokens=effect.prompt_token_count,
+            completion_tokens=len(stream.token_ids),
+            cached_tokens=effect.cached_tokens,
+            path=effect.plan.path,
+            prefill_node=effect.plan.prefill_node,
+            decode_node=effect.plan.decode_node,
+            queue_ms=effect.times.queue_s * 1e3,
+            prefill_ms=effect.times.prefill_s * 1e3,
+            transfer_ms=effect.times.transfer_s * 1e3,
+            decode_ms=effect.times.decode_s * 1e3,
+            transferred_bytes=effect.transferred_bytes,
+            decode_computed_prompt_tokens=effect.decode_computed_prompt_tokens,
+        )
+        stream.end(Ended(finish=effect.finish, usage=usage))
+        log.info(
+            "request_finished",
+            request_id=effect.request_id,
+            path=usage.path,
+            prefill_node=usage.prefill_node,
+            decode_node=usage.decode_node,
+            reason=effect.finish.reason,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            transferred_bytes=usage.transferred_bytes,
+            decode_computed_prompt_tokens=usage.decode_computed_prompt_tokens,
+            queue_ms=round(usage.queue_ms, 1),
+            prefill_ms=round(usage.prefill_ms, 1),
+            transfer_ms=round(usage.transfer_ms, 1),
+            decode_ms=round(usage.decode_ms, 1),
+        )
+        if usage.path is Path.DISAGGREGATED and usage.decode_computed_prompt_tokens > 1:
+            log.warning(
+                "prompt_recomputed_on_decode_node",
+                request_id=effect.request_id,
+                decode_node=usage.decode_node,
+                computed_prompt_tokens=usage.decode_computed_prompt_tokens,
+            )
+
+    def _disconnect(self, identity: NodeIdentity, reason: str) -> None:
+        session = self._sessions.get(identity.name)
+        if session is not None and session.identity == identity:
+            session.close(reason)
+            del self._sessions[identity.name]
+
+    def _refuse_misfit(self, hello: cluster_pb2.Hello) -> None:
+        """Compare a node with the cluster, key by key."""
+        name = hello.identity.name
+        if hello.role not in (Role.PREFILL, Role.DECODE):
+            raise JoinRefused(f"node {name} has role {hello.role!r}; only nodes attach")
+        if hello.model != self._model:
+            raise JoinRefused(
+                f"node {name} serves model {hello.model!r}, this cluster {self._model!r}"
+            )
+        for other_name, node in sorted(self._core.nodes.items()):
+            if other_name == name or node.state is NodeState.LOST:
+                continue
+            other = self._hellos[other_name].fingerprint
+            for key in sorted(set(other) | set(hello.fingerprint)):
+                mine, theirs = hello.fingerprint.get(key, "-"), other.get(key, "-")
+                if mine != theirs:
+                    raise JoinRefused(
+                        f"node {name} has {key} = {mine}, node {other_name} has {theirs}: "
+                        "KV blocks could not be exchanged between them"
+                    )
+
+
+def _salt(request: GenerateRequest) -> str:
+    """Keeps tenants and salts apart in the engines' prefix caches."""
+    if not request.tenant and not request.cache_salt:
+        return ""
+    return f"{len(request.tenant)}:{request.tenant}:{request.cache_salt}"

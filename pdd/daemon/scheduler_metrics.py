@@ -1,0 +1,39 @@
+"""Metrics about nodes and queue, read from the scheduler core when somebody scrapes."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdd.daemon.scheduler_driver import SchedulerDriver
+
+
+class ClusterMetrics(Collector):
+    """Gauges by node and state. Labels are bounded by the number of nodes that ever joined."""
+
+    def __init__(self, driver: SchedulerDriver, *, registry: CollectorRegistry) -> None:
+        self._driver = driver
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client at each scrape."""
+        up = GaugeMetricFamily(
+            "pdd_node_up", "1 while a node takes work", labels=["node", "role", "state"]
+        )
+        blocks = GaugeMetricFamily(
+            "pdd_node_kv_blocks", "KV blocks of a node", labels=["node", "state"]
+        )
+        sequences = GaugeMetricFamily(
+            "pdd_node_sequences", "Sequences of a node", labels=["node", "state"]
+        )
+        for node in self._driver.list_nodes():
+            name = node.identity.name
+            up.add_metric([name, node.role, node.state], float(node.state in ("ready", "degraded")))
+            blocks.add_metric([name, "total"], node.block_count)
+            blocks.add_metric([name, "free"], node.free_block_count)
+            sequences.add_metric([name, "running"], node.running_sequence_count)
+            sequences.add_metric([name, "waiting"], node.waiting_sequence_count)
+        queued = GaugeMetricFamily("pdd_scheduler_queued_requests", "Requests that wait for room")
+        queued.add_metric([], self._driver.queued_request_count)
+        yield from (up, blocks, sequences, queued)

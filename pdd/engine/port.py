@@ -1,0 +1,154 @@
+"""What a node daemon needs from an engine. Everything above this interface is the same code for
+every engine."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdd.connector.params import JobKind, SourceNode
+from pdd.core.frames import FinishReason, TokenLogprobs
+from pdd.core.identity import NodeIdentity
+from pdd.core.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Known once an engine is ready. ``block_bytes``: over all layers of all ranks."""
+
+    block_count: int
+    block_size: int
+    block_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    ucx_addresses: tuple[bytes, ...]
+    fingerprint: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request's work on one node. ``key`` names it on every node: request id / generation.
+
+    ``emitted_token_ids``: output tokens that another node has produced; the engine goes on after
+    them. A decode job has none: its first output token comes later, by ``first_token``.
+    """
+
+    key: str
+    kind: JobKind
+    prompt_token_ids: tuple[int, ...]
+    emitted_token_ids: tuple[int, ...]
+    sampling: Sampling
+    cache_salt: str
+    priority: int
+    deadline_s: float
+    source: SourceNode | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """New tokens of one job from one engine step."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(slots=True)
+class JobFacts:
+    """What engine and receiver counted for one job; see ``core.frames.EngineFacts``."""
+
+    cached_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    transferred_bytes: int = 0
+    transfer_s: float = 0.0
+    started_s: float | None = None
+    ready_s: float | None = None
+    load_failed_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine's own counts after its latest step."""
+
+    free_block_count: int
+    running_sequence_count: int
+    waiting_sequence_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerControl:
+    """A message of the transfer protocol between a rank here and a rank of ``peer``."""
+
+    own_rank: int
+    peer: NodeIdentity
+    peer_rank: int
+    peer_address: str
+    peer_ucx_address: bytes
+    payload: bytes
+
+
+class Engine(Protocol):
+    """One engine, several jobs at once. All methods run on the daemon's event loop."""
+
+    async def start(self) -> EngineInfo:
+        """Load the model; returns when jobs may be given. Raises EngineFailed."""
+        ...
+
+    def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
+        """The job's outputs. Closing the generator aborts the job in whatever phase it is.
+
+        Raises:
+            InvalidRequest: the engine refuses the parameters; it is untouched.
+            EngineFailed: the engine died.
+        """
+        ...
+
+    def first_token(self, key: str, token_id: int) -> None:
+        """Give a decode job its output token 0."""
+        ...
+
+    def drop_source(self, key: str, reason: str) -> None:
+        """Nobody will fetch this prefill job's blocks: free them. Unknown keys are ignored."""
+        ...
+
+    def facts(self, key: str) -> JobFacts:
+        """What was counted so far; kept until ``forget``."""
+        ...
+
+    def forget(self, key: str) -> None:
+        """The daemon is done with this job."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """The latest counts."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """The transfer engine's counters."""
+        ...
+
+    def deliver_control(self, message: PeerControl) -> None:
+        """A message from a peer's rank has come in."""
+        ...
+
+    def on_control(self, send: Callable[[PeerControl], None]) -> None:
+        """Where messages to peers go."""
+        ...
+
+    def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
+        """Whom to tell that a decode job can go on (or recomputes what did not arrive)."""
+        ...
+
+    async def wait_failed(self) -> str:
+        """Returns, with the reason, when the engine has died by itself."""
+        ...
+
+    async def stop(self) -> None:
+        """End every process of the engine. Idempotent; at most about 6 s."""
+        ...
+
+
+class EngineFailed(Exception):
+    """The engine did not start, or died. The daemon ends with it and is started anew."""

@@ -1,0 +1,323 @@
+"""vLLM's AsyncLLM behind the engine interface.
+
+Processes: the daemon embeds AsyncLLM, which starts ``VLLM::EngineCore`` and one ``VLLM::Worker``
+per rank. pdd's connector runs in both (see ``pdd.connector``); the worker halves report over the
+link. Everything the daemon learns about a job's cost comes from there, because vLLM's own
+counters cannot tell a loaded prompt from a recomputed one after a failed load.
+
+Source: vllm/v1/engine/async_llm.py, vLLM 0.32.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from pdd.connector.link_messages import (
+    Control,
+    Counters,
+    DropSource,
+    FirstToken,
+    LinkMessage,
+    LoadFailed,
+    Progress,
+    Ready,
+)
+from pdd.connector.worker_side import WorkerSettings
+from pdd.core.errors import InvalidRequest
+from pdd.core.frames import FinishReason, TokenLogprobs
+from pdd.core.identity import NodeIdentity, NodeName
+from pdd.core.ports import Clock
+from pdd.engine.link_server import LinkServer
+from pdd.engine.output_logprobs import token_logprobs
+from pdd.engine.port import (
+    EngineFailed,
+    EngineInfo,
+    EngineStats,
+    Job,
+    JobFacts,
+    PeerControl,
+    StepOutput,
+)
+from pdd.engine.vllm_sampling import sampling_params
+from pdd.engine.vllm_settings import VllmSettings, engine_args
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_SHUTDOWN_TIMEOUT_S = 5.0
+_HELLO_TIMEOUT_S = 10.0
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "repetition": FinishReason.STOP,
+    "abort": FinishReason.ABORT,
+}
+
+
+class VllmEngine:
+    """One AsyncLLM. Construct and use it on one running event loop."""
+
+    def __init__(
+        self, *, settings: VllmSettings, identity: NodeIdentity, tokenizer: Tokenizer, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._llm: AsyncLLM | None = None
+        self._link: LinkServer | None = None
+        self._info: EngineInfo | None = None
+        self._facts: dict[str, JobFacts] = {}
+        self._stats = EngineStats(
+            free_block_count=0, running_sequence_count=0, waiting_sequence_count=0
+        )
+        self._counters: dict[str, float] = {}
+        self._send_control: Callable[[PeerControl], None] | None = None
+        self._notify_ready: Callable[[str, JobFacts], None] | None = None
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # One thread starts vLLM's processes and stays until they are gone: they get SIGTERM when
+        # the *thread* that started them ends (prctl(2), PR_SET_PDEATHSIG).
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pdd-vllm")
+
+    async def start(self) -> EngineInfo:
+        """Load the model in vLLM's own processes; 20 to 70 s on a CPU."""
+        self._link = LinkServer(
+            rank_count=self._settings.tensor_parallel_size, on_message=self._on_link_message
+        )
+        await self._link.start()
+        worker = WorkerSettings(
+            socket_name=self._link.socket_name,
+            secret=self._link.secret,
+            identity=self._identity,
+            transfer=self._settings.transfer,
+        )
+        os.environ.update(self._settings.environment())
+        try:
+            self._llm = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._build, engine_args(self._settings, worker)
+            )
+            hellos = await asyncio.wait_for(self._link.hellos(), timeout=_HELLO_TIMEOUT_S)
+        except Exception as error:
+            await self.stop()
+            raise EngineFailed(f"vLLM did not start: {error}") from error
+        assert self._llm is not None
+        config = self._llm.vllm_config
+        self._info = EngineInfo(
+            block_count=hellos[0].block_count,
+            block_size=config.cache_config.block_size,
+            block_bytes=sum(hello.block_bytes for hello in hellos),
+            max_model_len=config.model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            vocab_size=config.model_config.get_vocab_size(),
+            eos_token_ids=_eos_token_ids(config.model_config),
+            ucx_addresses=tuple(hello.ucx_address for hello in hellos),
+            fingerprint={
+                **hellos[0].fingerprint,
+                "engine": "vllm",
+                "model": self._settings.served_model_name,
+                "block_size": str(config.cache_config.block_size),
+                "tensor_parallel_size": str(self._settings.tensor_parallel_size),
+            },
+        )
+        self._stats = EngineStats(
+            free_block_count=self._info.block_count - 1,  # vLLM keeps one as the null block
+            running_sequence_count=0,
+            waiting_sequence_count=0,
+        )
+        return self._info
+
+    def _build(self, args: dict[str, Any]) -> "AsyncLLM":
+        from pdd.engine.vllm_start import build_async_llm
+
+        return build_async_llm(args, on_stats=self._on_stats)
+
+    async def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
+        """See ``Engine.run``."""
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        assert self._llm is not None, "run before start"
+        self._facts[job.key] = JobFacts()
+        stream = self._llm.generate(
+            {
+                "prompt_token_ids": [*job.prompt_token_ids, *job.emitted_token_ids],
+                **({"cache_salt": job.cache_salt} if job.cache_salt else {}),
+            },
+            sampling_params(job),
+            job.key,
+            priority=job.priority,
+        )
+        try:
+            async for output in stream:
+                yield self._step_output(output, job)
+        except (VLLMValidationError, ValueError) as error:
+            raise InvalidRequest(str(error)) from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineFailed(f"vLLM's engine died: {error}") from error
+        finally:
+            await stream.aclose()
+
+    def first_token(self, key: str, token_id: int) -> None:
+        """See ``Engine.first_token``."""
+        assert self._link is not None
+        self._link.send_all(FirstToken(key=key, token_id=token_id))
+
+    def drop_source(self, key: str, reason: str) -> None:
+        """See ``Engine.drop_source``."""
+        assert self._link is not None
+        self._link.send_all(DropSource(key=key, reason=reason))
+
+    def facts(self, key: str) -> JobFacts:
+        """See ``Engine.facts``."""
+        return self._facts.get(key) or JobFacts()
+
+    def forget(self, key: str) -> None:
+        """See ``Engine.forget``."""
+        self._facts.pop(key, None)
+
+    def stats(self) -> EngineStats:
+        """See ``Engine.stats``."""
+        return self._stats
+
+    def counters(self) -> dict[str, float]:
+        """See ``Engine.counters``."""
+        return self._counters
+
+    def deliver_control(self, message: PeerControl) -> None:
+        """See ``Engine.deliver_control``."""
+        assert self._link is not None
+        self._link.send(
+            message.own_rank,
+            Control(
+                peer_name=message.peer.name,
+                peer_uuid=message.peer.uuid,
+                peer_boot_epoch=message.peer.boot_epoch,
+                peer_rank=message.peer_rank,
+                peer_address=message.peer_address,
+                peer_ucx_address=message.peer_ucx_address,
+                payload=message.payload,
+            ),
+        )
+
+    def on_control(self, send: Callable[[PeerControl], None]) -> None:
+        """See ``Engine.on_control``."""
+        self._send_control = send
+
+    def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
+        """See ``Engine.on_ready``."""
+        self._notify_ready = notify
+
+    async def wait_failed(self) -> str:
+        """See ``Engine.wait_failed``. vLLM tells nobody when it is idle, so it is asked."""
+        while not self._failed.done():
+            assert self._llm is not None
+            if self._llm.errored:
+                return f"vLLM's engine died: {self._llm.dead_error}"
+            await asyncio.wait([self._failed], timeout=0.5)
+        return self._failed.result()
+
+    async def stop(self) -> None:
+        """See ``Engine.stop``. vLLM's shutdown blocks, so it gets a thread of its own."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
+            )
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._link is not None:
+            self._link.close()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _step_output(self, output: "RequestOutput", job: Job) -> StepOutput:
+        completion = output.outputs[0]
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if completion.logprobs is not None and job.sampling.logprobs is not None:
+            logprobs = tuple(
+                token_logprobs(
+                    token_id, candidates, self._tokenizer, top_count=job.sampling.logprobs
+                )
+                for token_id, candidates in zip(
+                    completion.token_ids, completion.logprobs, strict=True
+                )
+            )
+        reason = completion.finish_reason
+        if reason is not None and reason not in _FINISH_REASONS:
+            raise EngineFailed(f"vLLM ended request {output.request_id} with {reason!r}")
+        return StepOutput(
+            token_ids=tuple(completion.token_ids),
+            logprobs=logprobs,
+            finish_reason=None if reason is None else _FINISH_REASONS[reason],
+            stop_reason=completion.stop_reason,
+        )
+
+    def _on_stats(self, usage: float, running: int, waiting: int) -> None:
+        if self._info is None:
+            return
+        usable = self._info.block_count - 1
+        self._stats = EngineStats(
+            free_block_count=usable - round(usage * usable),
+            running_sequence_count=running,
+            waiting_sequence_count=waiting,
+        )
+
+    def _on_link_message(self, rank: int, message: LinkMessage) -> None:
+        match message:
+            case Progress():
+                facts = self._facts.get(message.key)
+                if facts is not None:
+                    facts.started_s = facts.started_s or self._clock()
+                    facts.cached_tokens = message.cached_token_count
+                    facts.computed_prompt_tokens += message.end - message.start
+            case Ready() | LoadFailed():
+                self._on_loaded(message)
+            case Control():
+                assert self._send_control is not None
+                self._send_control(
+                    PeerControl(
+                        own_rank=rank,
+                        peer=NodeIdentity(
+                            name=NodeName(message.peer_name),
+                            uuid=message.peer_uuid,
+                            boot_epoch=message.peer_boot_epoch,
+                        ),
+                        peer_rank=message.peer_rank,
+                        peer_address=message.peer_address,
+                        peer_ucx_address=message.peer_ucx_address,
+                        payload=message.payload,
+                    )
+                )
+            case Counters():
+                self._counters = message.values
+            case _:
+                raise AssertionError(f"rank {rank} sent {type(message).__name__}")
+
+    def _on_loaded(self, message: Ready | LoadFailed) -> None:
+        """One rank's part of a decode job's blocks; the job goes on when the slowest is there."""
+        facts = self._facts.get(message.key)
+        if facts is None:
+            return
+        facts.transferred_bytes += message.transferred_bytes
+        facts.ready_s = self._clock()
+        if isinstance(message, Ready):
+            facts.transfer_s = max(facts.transfer_s, message.transfer_s)
+        else:
+            facts.load_failed_reason = message.reason
+        if self._notify_ready is not None:
+            self._notify_ready(message.key, facts)
+
+
+def _eos_token_ids(model_config: Any) -> tuple[int, ...]:
+    """Every token that ends an output by itself: generation config first, else the model's own."""
+    generation = model_config.try_get_generation_config()
+    ids = generation.get("eos_token_id")
+    if ids is None:
+        ids = model_config.hf_config.eos_token_id
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)

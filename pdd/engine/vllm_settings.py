@@ -1,0 +1,86 @@
+"""From pdd's settings to vLLM's engine arguments and environment."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pdd.connector.worker_side import WorkerSettings
+from pdd.transfer.environment import ucx_environment
+from pdd.transfer.settings import TransferSettings
+
+KEYED_SAMPLER = "pdd.connector.keyed_sampler:KeyedSampler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """One engine. Zero or None leaves a choice to vLLM.
+
+    ``cpu_cores``: cores the engine's processes are bound to; empty on a GPU.
+    ``rpc_dir``: folder for vLLM's own sockets, removed by the daemon at its end.
+    """
+
+    model_path: Path
+    served_model_name: str
+    dtype: str = "bfloat16"
+    max_model_len: int = 0
+    max_num_batched_tokens: int = 0
+    max_num_seqs: int = 0
+    block_size: int = 0
+    kv_cache_bytes: int = 0
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    tensor_parallel_size: int = 1
+    cpu_cores: tuple[int, ...] = ()
+    rpc_dir: Path
+    extra: dict[str, Any] = field(default_factory=dict)
+    transfer: TransferSettings
+    transport: str = "auto"
+    devices: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """What must be set before vLLM's processes start; they inherit it."""
+        environment = {
+            # Serving never touches the network.
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_DO_NOT_TRACK": "1",
+            "VLLM_RPC_BASE_PATH": str(self.rpc_dir),
+            **ucx_environment(transport=self.transport, devices=self.devices),
+        }
+        if self.cpu_cores:
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self.cpu_cores))
+        return environment
+
+
+def engine_args(settings: VllmSettings, worker: WorkerSettings) -> dict[str, Any]:
+    """Arguments for ``AsyncEngineArgs``; ``settings.extra`` wins over everything but transfer."""
+    args: dict[str, Any] = {
+        "model": str(settings.model_path),
+        "served_model_name": settings.served_model_name,
+        "dtype": settings.dtype,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "enforce_eager": settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "scheduling_policy": "priority",
+        "generation_config": "auto",
+        "shutdown_timeout": 0,
+    }
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
+        if value := getattr(settings, name):
+            args[name] = value
+    if settings.kv_cache_bytes:
+        args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if settings.cpu_cores:
+        # Model Runner V1: its native seeding cannot continue at a later index. V2, the default
+        # on CUDA, draws by position and needs no help (vllm/v1/worker/gpu/sample/gumbel.py).
+        args["logits_processors"] = [KEYED_SAMPLER]
+    args.update(settings.extra)
+    args["kv_transfer_config"] = {
+        "kv_connector": "PddConnector",
+        "kv_connector_module_path": "pdd.connector.facade",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"pdd": worker.to_extra_config()},
+    }
+    return args

@@ -1,0 +1,101 @@
+"""What the scheduler core wants done, in the order given. The driver obeys at once.
+
+A failed effect (a node whose stream broke meanwhile) needs no answer: the loss of the node comes
+back as an event of its own.
+"""
+
+from dataclasses import dataclass
+
+from pdd.core.errors import PddError
+from pdd.core.frames import Finish
+from pdd.core.identity import NodeIdentity, NodeName, RequestId
+from pdd.core.requests import GenerateRequest, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Start a job. ``kind`` as in ``Submit.kind`` of cluster.proto.
+
+    ``source``: for a decode job, the node whose blocks it waits for. ``deadline_s``: time left.
+    The driver adds the output tokens that the client has already.
+    """
+
+    node: NodeName
+    request: GenerateRequest
+    generation: int
+    kind: str
+    source: NodeName | None
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Forget a request on a node, whatever phase it is in."""
+
+    node: NodeName
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveFirstToken:
+    """Hand output token 0 to the decode node."""
+
+    node: NodeName
+    request_id: RequestId
+    generation: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """The request is accepted: tell its client the plan. Once per request."""
+
+    request_id: RequestId
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds; disjoint, and their sum is the time from arrival to end.
+
+    ``transfer_s`` is the part of the transfer that the client waited for: from the first token to
+    the moment at which the decode node could go on.
+    """
+
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """The request has finished by itself. ``plan`` is the path that was really taken."""
+
+    request_id: RequestId
+    plan: Plan
+    prompt_token_count: int
+    finish: Finish
+    times: StageTimes
+    cached_tokens: int
+    transferred_bytes: int
+    decode_computed_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail:
+    """The request is over without success. Before ``Announce`` this is a refusal."""
+
+    request_id: RequestId
+    error: PddError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnect:
+    """Cut a node's stream: it was silent too long, or a newer life of it has joined."""
+
+    identity: NodeIdentity
+    reason: str
+
+
+Effect = Submit | Cancel | GiveFirstToken | Announce | Complete | Fail | Disconnect

@@ -1,0 +1,66 @@
+"""One request in the scheduler's hands."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pdd.core.frames import EngineFacts
+from pdd.core.identity import NodeName
+from pdd.core.requests import GenerateRequest, Path, Plan
+
+
+class Phase(StrEnum):
+    """Where a request is. The package's docstring draws the transitions."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    TRANSFERRING = "transferring"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.PREFILLING, Phase.FINISHED}),
+    Phase.PREFILLING: frozenset({Phase.TRANSFERRING, Phase.DECODING, Phase.QUEUED, Phase.FINISHED}),
+    Phase.TRANSFERRING: frozenset({Phase.DECODING, Phase.QUEUED, Phase.FINISHED}),
+    Phase.DECODING: frozenset({Phase.QUEUED, Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """State of one request over all its attempts."""
+
+    request: GenerateRequest
+    arrived_s: float
+    phase: Phase = Phase.QUEUED
+    generation: int = 0
+    announced: bool = False
+    plan: Plan | None = None
+    prefill: NodeName | None = None
+    decode: NodeName | None = None
+    placed_s: float | None = None
+    first_token_s: float | None = None
+    first_token_id: int | None = None
+    ready_s: float | None = None
+    prefill_facts: EngineFacts = field(default_factory=EngineFacts)
+    transferred_bytes: int = 0
+
+    @property
+    def deadline_s(self) -> float:
+        """When it must be over, on the driver's clock."""
+        return self.arrived_s + self.request.deadline_s
+
+    def enter(self, phase: Phase) -> None:
+        """Change phase; only along the table."""
+        assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    def runs_on(self) -> NodeName | None:
+        """The node that generates once the prompt is there."""
+        return self.decode if self.decode is not None else self.prefill
+
+    def path(self) -> Path:
+        """The path of the present attempt."""
+        assert self.plan is not None
+        return self.plan.path
