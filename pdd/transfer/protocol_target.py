@@ -299,8 +299,13 @@ class TargetProtocol:
             return
         # END may skip the serials of chunks that the source still had to send.
         in_order = record.serial == lane.next_serial or record.kind is RecordKind.END
-        if record.nonce != lane.nonce or not in_order:
+        if record.nonce != lane.nonce:
             self._violation(lane)
+            return
+        if not in_order:
+            # The source lost the connection and began this lane anew; we have not noticed the loss
+            # yet. Make it known: the want is resumed under another nonce.
+            self._effects.append(ClosePeer(peer=lane.peer))
             return
         lane.next_serial += 1
         match record.kind:

@@ -166,8 +166,9 @@ def _check(message: ControlMessage) -> None:
 
 def _fault(value: Any, wanted: type) -> str:
     """What is wrong with a value; empty when nothing is."""
-    if type(value) is not wanted:
-        return f"is {type(value).__name__}, not {wanted.__name__}"
+    kind: type = type(value)
+    if kind is not wanted:
+        return f"is {kind.__name__}, not {wanted.__name__}"
     if wanted is int and not 0 <= value < (1 << 63):
         return f"= {value} is not in 0..2^63-1"
     if wanted is str and len(value) > MAX_KEY_CHARS:
