@@ -17,8 +17,9 @@ from pdd.cli.output import print_json, say
 from pdd.config.sources import Flag
 from pdd.core.errors import PddError
 from pdd.daemon.supervisor_down import clean_up
+from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
 from pdd.daemon.supervisor_members import start_ticks
-from pdd.daemon.supervisor_plan import DaemonPlan, UpOptions, plan_cluster
+from pdd.daemon.supervisor_plan import DaemonPlan
 from pdd.daemon.supervisor_state import ClusterRecord, StateDir, new_cluster_id
 
 

@@ -16,10 +16,9 @@ from collections.abc import Mapping
 
 import structlog
 
-log = structlog.get_logger(__name__)
+from pdd.daemon.notify_keys import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
 
-GRPC_ADDRESS_KEY = "X_PDD_GRPC"
-HTTP_ADDRESS_KEY = "X_PDD_HTTP"
+log = structlog.get_logger(__name__)
 
 
 def notify_ready(*, grpc: str, http: str = "", status: str = "ready") -> None:

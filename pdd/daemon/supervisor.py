@@ -24,7 +24,7 @@ from typing import Any
 
 from pdd.core.errors import NodeUnavailable, PddError
 from pdd.daemon import supervisor_timing as timing
-from pdd.daemon.notify import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
+from pdd.daemon.notify_keys import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
 from pdd.daemon.supervisor_events import (
     AllJoined,
     DaemonExited,
@@ -135,9 +135,9 @@ class Supervisor:
         temporary_dir: Path | None = None
         guard: subprocess.Popen[bytes] | None = None
         try:
+            write_plans(self._plans)
             temporary_dir = make_temporary_dir()
             self._record = replace(self._record, temporary_dir=str(temporary_dir))
-            write_plans(self._plans)
             self._state_dir.write_record(self._record)
             guard = start_guard(self._state_dir, self._record)
             launcher = Launcher(
@@ -304,7 +304,13 @@ class Supervisor:
             grpc=scheduler.grpc or self._record.grpc,
             http=f"http://{scheduler.http}" if scheduler.http else self._record.http,
         )
-        self._state_dir.write_record(self._record)
+        try:
+            self._state_dir.write_record(self._record)
+        except OSError as error:
+            if not self._is_cluster_ready:
+                raise
+            # A full disk is no reason to stop a cluster that runs.
+            self._report(f"cannot write {error.filename}: {error.strerror}; going on without")
 
     def _remember_shared_files(self) -> None:
         """A daemon and its engine may be killed at the same time, and then nobody can tell what

@@ -1,42 +1,16 @@
-"""Which daemons ``pdd up`` starts, and the configuration of each. ``plan_cluster`` is pure."""
+"""What the supervisor has to know of a daemon, and writing it to the state folder.
 
-import sys
-from collections.abc import Mapping, Sequence
+Loads nothing heavy: the supervisor lives as long as its cluster.
+"""
+
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdd.config.load import Loaded, load_config
-from pdd.config.sources import Flag, Setting, read_environment, read_flags
-from pdd.config.toml_text import to_toml
-from pdd.core.errors import ConfigError, PddError
+from pdd.core.errors import PddError
 from pdd.core.identity import Role
 from pdd.daemon.supervisor_state import write_atomically
-
-_OWNED = {
-    "node.name": "pdd up names the nodes",
-    "node.role": "pdd up gives the roles; see --prefill and --decode",
-    "node.state_dir": "use --state-dir",
-    "node.schedulers": "pdd up connects the nodes",
-    "http.listen": "use --http-port",
-    "grpc.listen": "use --grpc-port",
-}
-"""Keys that ``pdd up`` sets itself, and what to do instead of setting them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """What the operator asked for, with ports picked and the model found."""
-
-    state_dir: Path
-    prefill_count: int
-    decode_count: int
-    threads_per_node: int
-    http_port: int
-    grpc_port: int
-    model_path: Path
-    model_name: str
-    flags: tuple[Flag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,55 +24,6 @@ class DaemonPlan:
     config_text: str
     log_path: Path
     argv: tuple[str, ...]
-
-
-def plan_cluster(
-    options: UpOptions,
-    *,
-    cores: Sequence[int],
-    gpus: Sequence[str],
-    environment: Mapping[str, str],
-) -> tuple[DaemonPlan, ...]:
-    """Plan the scheduler and all nodes.
-
-    Args:
-        cores: cores that may be used; dealt out ``threads_per_node`` at a time, starting over
-            when there are fewer than needed.
-        gpus: GPUs that may be used, dealt out likewise, one per node. Empty on a CPU machine.
-        environment: for ``PDD_SECTION__KEY`` overrides, which apply to every daemon.
-    Raises:
-        ConfigError: an override is wrong, or sets what ``pdd up`` sets itself.
-    """
-    _refuse_owned_keys(options.flags, environment)
-    nodes = [(f"prefill-{i}", Role.PREFILL) for i in range(options.prefill_count)]
-    nodes += [(f"decode-{i}", Role.DECODE) for i in range(options.decode_count)]
-    plans: list[DaemonPlan] = []
-    faults: dict[str, None] = {}  # the same fault in every daemon is one fault
-    for index, (name, role) in enumerate([("scheduler-0", Role.SCHEDULER), *nodes], start=-1):
-        presets = _presets(options, name=name, role=role)
-        if role is not Role.SCHEDULER:
-            first = index * options.threads_per_node
-            dealt = [
-                cores[(first + i) % len(cores)]
-                for i in range(min(options.threads_per_node, len(cores)))
-            ]
-            presets["node.cpu_cores"] = dealt
-            if gpus:
-                presets["node.gpus"] = [gpus[index % len(gpus)]]
-        try:
-            loaded = load_config(
-                None,
-                environment=environment,
-                flags=options.flags,
-                presets=[_setting(key, value) for key, value in presets.items()],
-            )
-        except ConfigError as error:
-            faults |= dict.fromkeys(str(error).splitlines())
-            continue
-        plans.append(_daemon_plan(options.state_dir, loaded))
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return tuple(plans)
 
 
 def write_plans(plans: Sequence[DaemonPlan]) -> None:
@@ -126,53 +51,5 @@ def write_plans(plans: Sequence[DaemonPlan]) -> None:
             with suppress(OSError):  # somebody else put something in
                 folder.rmdir()
         raise PddError(
-            f"cannot write {error.filename or 'the configuration'}: {error.strerror}; make room, "
-            "or use another --state-dir"
+            f"cannot write {error.filename}: {error.strerror}; make room, or use another --state-dir"
         ) from error
-
-
-def _presets(options: UpOptions, *, name: str, role: Role) -> dict[str, object]:
-    grpc = f"127.0.0.1:{options.grpc_port}"
-    presets: dict[str, object] = {
-        "node.name": name,
-        "node.role": role.value,
-        "node.state_dir": str(options.state_dir / name),
-        "engine.model": str(options.model_path),
-        "engine.served_model_name": options.model_name,
-    }
-    if role is Role.SCHEDULER:
-        return presets | {"http.listen": f"127.0.0.1:{options.http_port}", "grpc.listen": grpc}
-    return presets | {"node.schedulers": [grpc], "grpc.listen": "127.0.0.1:0"}
-
-
-def _refuse_owned_keys(flags: Sequence[Flag], environment: Mapping[str, str]) -> None:
-    settings = read_environment(environment).settings + read_flags(flags).settings
-    faults = [f"{s.origin}: {s.name}: {_OWNED[s.name]}" for s in settings if s.name in _OWNED]
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def _setting(name: str, value: object) -> Setting:
-    section, _, key = name.partition(".")
-    return Setting(section=section, key=key, value=value, origin="pdd up")
-
-
-def _daemon_plan(state_dir: Path, loaded: Loaded) -> DaemonPlan:
-    node = loaded.config.node
-    values = loaded.config.model_dump(mode="json")
-    tables: dict[str, dict[str, object]] = {}
-    for name in loaded.origins:
-        section, _, key = name.partition(".")
-        tables.setdefault(section, {})[key] = values[section][key]
-    config_path = state_dir / f"{node.name}.toml"
-    arguments = ("--role", node.role.value, "--config", str(config_path))
-    header = f"# Written by pdd up for {node.name}; the next pdd up overwrites it.\n\n"
-    return DaemonPlan(
-        name=node.name,
-        role=node.role,
-        state_dir=node.state_dir,
-        config_path=config_path,
-        config_text=header + to_toml(tables),
-        log_path=state_dir / "log" / f"{node.name}.log",
-        argv=(sys.executable, "-m", "pdd.cli.main", "serve", *arguments),
-    )

@@ -155,12 +155,13 @@ def write_atomically(file: Path, text: str) -> None:
     """Write beside it and rename: a reader sees the old text or the new, and a full disk the old.
 
     Raises:
-        OSError: nothing was changed.
+        OSError: names the file; nothing was changed.
     """
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         temporary.write_text(text)
         temporary.replace(file)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        # A failed write does not name its file by itself.
+        raise OSError(error.errno, error.strerror, str(file)) from error
