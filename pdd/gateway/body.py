@@ -34,8 +34,9 @@ async def read_json_object(http: web.Request, *, settings: GatewaySettings) -> d
         ) from error
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large("a longer body", settings) from error
-    except (HttpProcessingError, web.HTTPBadRequest) as error:
-        raise InvalidRequest(f"the body cannot be read: {error}", code="invalid_body") from error
+    except (HttpProcessingError, web.RequestPayloadError) as error:
+        message = " ".join(str(error).split())
+        raise InvalidRequest(f"the body cannot be read: {message}", code="invalid_body") from error
     return parse_json_object(raw)
 
 

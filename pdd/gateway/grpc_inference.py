@@ -121,4 +121,5 @@ async def _abort(context: Any, error: Exception, request_id: str) -> None:
     seconds = retry_after_s(error)
     if seconds is not None:
         metadata.append(("retry-after", str(seconds)))
-    await context.abort(edge_of(error).grpc_code, message_of(error), trailing_metadata=metadata)
+    code = edge_of(error).grpc_code
+    await context.abort(code, message_of(error), trailing_metadata=tuple(metadata))

@@ -1,0 +1,211 @@
+"""The public gRPC service, through a plain client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from pdd.core.errors import (
+    AdmissionRejected,
+    DeadlineExceeded,
+    NodeUnavailable,
+    RequestFailed,
+)
+from pdd.core.requests import Planned
+from pdd.gateway.grpc_inference import InferenceServicer
+from pdd.gateway.metrics import GatewayMetrics
+from pdd.gateway.settings import GatewaySettings
+from pdd.rpc.v1 import inference_pb2 as pb
+from pdd.rpc.v1.inference_pb2_grpc import InferenceStub
+from tests.unit.gateway.builders import (
+    MODEL,
+    PLAN,
+    LetterTokenizer,
+    ScriptedInference,
+    ended,
+    frames,
+    script,
+    soon,
+)
+
+
+@asynccontextmanager
+async def service(
+    steps: list[Any],
+) -> AsyncIterator[tuple[InferenceStub, ScriptedInference, GatewayMetrics]]:
+    player = ScriptedInference(steps)
+    letters = LetterTokenizer()
+    metrics = GatewayMetrics()
+    server = grpc.aio.server()
+    InferenceServicer(
+        inference=player,
+        tokenizer=letters,
+        model=MODEL,
+        settings=GatewaySettings(),
+        metrics=metrics,
+    ).add_to_server(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield InferenceStub(channel), player, metrics
+    finally:
+        await server.stop(grace=None)
+        letters.close()
+
+
+async def test_a_request_is_a_plan_then_tokens_then_an_end() -> None:
+    async with service(script("Hel", "lo", logprobs=1)) as (stub, player, _):
+        request = pb.GenerateRequest(
+            text="hi", sampling=pb.SamplingParameters(max_tokens=4, logprobs=1, seed=7)
+        )
+        responses = [response async for response in stub.Generate(request)]
+        assert [response.WhichOneof("event") for response in responses] == [
+            "plan",
+            "tokens",
+            "tokens",
+            "end",
+        ]
+        assert {response.request_id for response in responses} == {player.requests[0].request_id}
+        assert responses[0].plan.decode_node == "decode-0"
+        assert [response.tokens.text for response in responses[1:3]] == ["Hel", "lo"]
+        assert responses[2].tokens.first_token_index == 1
+        assert responses[2].tokens.text_offset == 3
+        assert responses[1].tokens.logprobs[0].chosen.token_bytes == b"Hel"
+        end = responses[3].end
+        assert end.finish_reason == "stop"
+        assert end.usage.transferred_bytes == 4096
+        assert not end.HasField("stop_token_id")
+        sampling = player.requests[0].sampling
+        assert (sampling.max_tokens, sampling.seed, sampling.logprobs) == (4, 7, 1)
+        assert sampling.temperature == 1.0
+        assert sampling.skip_special_tokens
+
+
+async def test_all_three_kinds_of_prompt_are_tokenised_as_over_http() -> None:
+    async with service(script("a")) as (stub, player, _):
+        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+        for request in (
+            pb.GenerateRequest(text="A"),
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6])),
+            pb.GenerateRequest(chat=chat, model="tiny", cache_salt="s", priority=3),
+        ):
+            async for _ in stub.Generate(request):
+                pass
+        text, ids, conversation = player.requests
+        assert text.prompt_token_ids == (1, 65)
+        assert text.sampling.max_tokens == 16
+        assert ids.prompt_token_ids == (5, 6)
+        assert "".join(map(chr, conversation.prompt_token_ids)) == "user:x\nassistant:"
+        assert (conversation.cache_salt, conversation.priority) == ("s", 3)
+
+
+@pytest.mark.parametrize("reason", ["word", 17])
+async def test_what_stopped_the_output_is_told(reason: str | int) -> None:
+    async with service([Planned(plan=PLAN), *frames("a"), ended(stop_reason=reason)]) as (
+        stub,
+        _,
+        _,
+    ):
+        responses = [r async for r in stub.Generate(pb.GenerateRequest(text="x"))]
+        end = responses[-1].end
+        assert (end.stop_string or end.stop_token_id) == reason
+
+
+BAD = [
+    (pb.GenerateRequest(), "prompt: is required"),
+    (pb.GenerateRequest(text=""), "prompt: is empty"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[])), "prompt: is empty"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300])), "ids go from 0 to 255"),
+    (pb.GenerateRequest(text="x" * 200), "at most 99 here"),
+    (pb.GenerateRequest(text="x", model="gpt-9"), "'tiny' is served"),
+    (pb.GenerateRequest(text="x", priority=3, cache_salt="s" * 200), "at most 128"),
+    (
+        pb.GenerateRequest(text="x", sampling=pb.SamplingParameters(temperature=3)),
+        "temperature: Input should be less than or equal to 2 (got 3.0)",
+    ),
+    (
+        pb.GenerateRequest(text="x", sampling=pb.SamplingParameters(temperature=float("nan"))),
+        "temperature",
+    ),
+    (
+        pb.GenerateRequest(text="x", sampling=pb.SamplingParameters(max_tokens=0)),
+        "max_tokens: Input should be greater than or equal to 1",
+    ),
+    (
+        pb.GenerateRequest(text="x", sampling=pb.SamplingParameters(logit_bias={999: 1.0})),
+        "logit_bias",
+    ),
+    (pb.GenerateRequest(chat=pb.Chat(messages=[])), "messages"),
+    (
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="robot", content="x")])),
+        "messages.0.role",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "says"), BAD, ids=[says for _, says in BAD])
+async def test_bad_requests_are_invalid_argument_with_field_and_bound(
+    request_: Any, says: str
+) -> None:
+    async with service(script("a")) as (stub, player, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(request_):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert says in (caught.value.details() or "")
+        assert player.requests == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AdmissionRejected("full", retry_after_s=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (NodeUnavailable("none"), grpc.StatusCode.UNAVAILABLE),
+        (DeadlineExceeded("late"), grpc.StatusCode.DEADLINE_EXCEEDED),
+        (RequestFailed("died"), grpc.StatusCode.INTERNAL),
+        (ZeroDivisionError("a fault of ours"), grpc.StatusCode.INTERNAL),
+    ],
+)
+@pytest.mark.parametrize("started", [True, False])
+async def test_errors_have_the_status_that_the_service_promises(
+    error: Exception, code: grpc.StatusCode, started: bool
+) -> None:
+    steps = [Planned(plan=PLAN), *frames("a"), error] if started else [error]
+    async with service(steps) as (stub, _, metrics):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(pb.GenerateRequest(text="x")):
+                pass
+        assert caught.value.code() is code
+        trailing = dict(caught.value.trailing_metadata() or ())
+        assert trailing["x-pdd-request-id"].startswith("r-")
+        if isinstance(error, AdmissionRejected):
+            assert trailing["retry-after"] == "2"
+        assert metrics.registry.get_sample_value("pdd_requests_running") == 0
+
+
+@pytest.mark.parametrize(
+    "before", [[], [Planned(plan=PLAN)], [Planned(plan=PLAN), *frames("a")]], ids=len
+)
+async def test_ending_the_call_closes_the_run_in_every_phase(before: list[Any]) -> None:
+    async with service([*before, asyncio.Event()]) as (stub, player, _):
+        call = stub.Generate(pb.GenerateRequest(text="x"))
+        reading = asyncio.create_task(call.read())
+        await soon(player.waiting)
+        call.cancel()
+        await soon(player.closed)
+        assert player.open_count == 0
+        await asyncio.wait({reading})
+
+
+async def test_the_deadline_of_the_call_is_the_request_s_and_ends_it() -> None:
+    async with service([Planned(plan=PLAN), asyncio.Event()]) as (stub, player, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(pb.GenerateRequest(text="x"), timeout=0.3):
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert 0 < player.requests[0].deadline_s <= 0.3
+        await soon(player.closed)
