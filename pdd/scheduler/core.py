@@ -308,7 +308,12 @@ class SchedulerCore:
         self, request: Request, finish: Finish, node: NodeName, now_s: float
     ) -> list[Effect]:
         assert request.plan is not None
-        local = request.path() is Path.LOCAL or request.decode is None
+        on_decode_node = node == request.decode
+        prompt_facts = (
+            finish.facts
+            if node != request.decode or request.path() is Path.LOCAL
+            else request.prefill_facts
+        )
         self._completions_s.append(now_s)
         complete = Complete(
             request_id=request.request.request_id,
@@ -316,10 +321,10 @@ class SchedulerCore:
             prompt_token_count=len(request.request.prompt_token_ids),
             finish=finish,
             times=_stage_times(request, finish, now_s),
-            cached_tokens=(finish.facts if local else request.prefill_facts).cached_tokens,
-            transferred_bytes=finish.facts.transferred_bytes,
+            cached_tokens=prompt_facts.cached_tokens,
+            transferred_bytes=finish.facts.transferred_bytes if on_decode_node else 0,
             decode_computed_prompt_tokens=(
-                finish.facts.computed_prompt_tokens if request.decode is not None else 0
+                finish.facts.computed_prompt_tokens if on_decode_node else 0
             ),
         )
         # The node that finished has forgotten the request; the other one may still hold blocks.
