@@ -158,7 +158,9 @@ def test_loopback_is_accepted_and_written_as_it_was(file, address):
     assert str(config.grpc.listen) == address
 
 
-@pytest.mark.parametrize(X)
+@pytest.mark.parametrize(
+    "address", ["", "80", ":80", "host:", "host:x", "::1:80", "[x]:1", "h:70000"]
+)
 def test_what_is_no_address_is_refused(file, address):
     assert len(faults(file(NODE), flags=[parse_set(f"grpc.listen={address}")])) == 1
 
