@@ -80,7 +80,6 @@ class SchedulerDriver:
             self._streams.pop(request.request_id, None)
             if not stream.ended:
                 self._step(RequestCancelled(request_id=request.request_id))
-                log.info("request_cancelled", request_id=request.request_id)
 
     def ready_counts(self) -> tuple[int, int]:
         """``(prefill nodes, decode nodes)`` that take work."""
@@ -331,23 +330,6 @@ class SchedulerDriver:
             decode_computed_prompt_tokens=effect.decode_computed_prompt_tokens,
         )
         stream.end(Ended(finish=effect.finish, usage=usage))
-        log.info(
-            "request_finished",
-            request_id=effect.request_id,
-            path=usage.path,
-            prefill_node=usage.prefill_node,
-            decode_node=usage.decode_node,
-            reason=effect.finish.reason,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            transferred_bytes=usage.transferred_bytes,
-            decode_computed_prompt_tokens=usage.decode_computed_prompt_tokens,
-            queue_ms=round(usage.queue_ms, 1),
-            prefill_ms=round(usage.prefill_ms, 1),
-            transfer_ms=round(usage.transfer_ms, 1),
-            decode_ms=round(usage.decode_ms, 1),
-        )
         if usage.path is Path.DISAGGREGATED and usage.decode_computed_prompt_tokens > 1:
             log.warning(
                 "prompt_recomputed_on_decode_node",

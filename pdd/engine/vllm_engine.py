@@ -139,15 +139,15 @@ class VllmEngine:
     async def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
         """See ``Engine.run``."""
         from vllm.exceptions import VLLMValidationError
+        from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         assert self._llm is not None, "run before start"
         self._facts[job.key] = JobFacts()
         stream = self._llm.generate(
-            {
-                "prompt_token_ids": [*job.prompt_token_ids, *job.emitted_token_ids],
-                **({"cache_salt": job.cache_salt} if job.cache_salt else {}),
-            },
+            tokens_input(
+                [*job.prompt_token_ids, *job.emitted_token_ids], cache_salt=job.cache_salt or None
+            ),
             sampling_params(job),
             job.key,
             priority=job.priority,
