@@ -121,7 +121,7 @@ async def _supervise(task: Mapping[str, Any], state_dir: StateDir, speaker: "_Sp
         on_ready=speaker.ready,
         start_timeout_s=task["start_timeout_s"],
     )
-    speaker.on_deaf = lambda: supervisor.request_stop("nobody waits for this start any more")
+    speaker.watch(lambda: supervisor.request_stop("nobody waits for this start any more"))
     return await supervisor.run()
 
 
@@ -135,8 +135,17 @@ class _Speaker:
     """Talks to the foreground process until the cluster is ready, and to the log always."""
 
     def __init__(self) -> None:
-        self.on_deaf: Callable[[], None] = lambda: None
         self._is_connected = True
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call ``on_gone`` when the foreground process goes away before the cluster is ready."""
+
+        def gone() -> None:
+            self._disconnect()
+            on_gone()
+
+        # A pipe's writing end is never readable; it only becomes so when its reader is gone.
+        asyncio.get_running_loop().add_reader(sys.stdout.fileno(), gone)
 
     def report(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -147,17 +156,18 @@ class _Speaker:
     def ready(self, _record: ClusterRecord) -> None:
         self.report("ready")
         self.send({"ready": True})
-        self._is_connected = False
-        # The foreground process and whoever reads its output must see the end of this pipe.
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._disconnect()
 
     def send(self, message: Mapping[str, object]) -> None:
         if not self._is_connected:
             return
-        try:
+        # When nobody reads, the reader of ``watch`` hears of it.
+        with suppress(BrokenPipeError):
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:
-            self._is_connected = False
-            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-            self.on_deaf()
+
+    def _disconnect(self) -> None:
+        """From here on stdout is the log: whoever reads the pipe must see its end."""
+        self._is_connected = False
+        asyncio.get_running_loop().remove_reader(sys.stdout.fileno())
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

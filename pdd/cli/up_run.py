@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,10 +17,11 @@ from pdd.cli.output import print_json, say
 from pdd.config.sources import Flag
 from pdd.core.errors import PddError
 from pdd.daemon.supervisor_down import clean_up
+from pdd.daemon.supervisor_events import stop_signals
 from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
 from pdd.daemon.supervisor_members import start_ticks
 from pdd.daemon.supervisor_plan import DaemonPlan
-from pdd.daemon.supervisor_state import ClusterRecord, StateDir, new_cluster_id
+from pdd.daemon.supervisor_state import ClusterRecord, StateDir, new_cluster_id, read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +71,13 @@ def run_up(request: UpRequest, *, environment: Mapping[str, str]) -> int:
                     plans,
                     model=model.name,
                     start_timeout_s=request.start_timeout_s,
-                    report=say,
+                    report=_report,
                 )
                 _print_endpoint(record, as_json=request.as_json)
                 return 0
             return _run_in_foreground(request, state_dir, plans, model=model.name)
         except BaseException:
-            state_dir.remove_record()
+            _remove_own_record(state_dir)
             raise
         finally:
             state_dir.close()
@@ -98,7 +99,7 @@ def _run_in_foreground(
             state_dir=state_dir,
             plans=plans,
             model=model,
-            report=say,
+            report=_report,
             on_ready=on_ready,
             start_timeout_s=request.start_timeout_s,
         )
@@ -134,7 +135,8 @@ def _plan(
 def _find_gpus(environment: Mapping[str, str]) -> list[str]:
     """GPUs that this process may use, without loading anything that talks to them."""
     if "CUDA_VISIBLE_DEVICES" in environment:
-        return [gpu for gpu in environment["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip()]
+        listed = [gpu.strip() for gpu in environment["CUDA_VISIBLE_DEVICES"].split(",")]
+        return [gpu for gpu in listed if gpu not in ("", "-1")]
     return sorted(path.removeprefix("/dev/nvidia") for path in glob.glob("/dev/nvidia[0-9]*"))
 
 
@@ -179,14 +181,26 @@ def _announce(state_dir: StateDir) -> None:
         ) from error
 
 
+def _remove_own_record(state_dir: StateDir) -> None:
+    """Not that of a background supervisor, which ``pdd down`` may still need."""
+    record = read_record(state_dir.path)
+    if record is not None and record.supervisor_pid == os.getpid():
+        state_dir.remove_record()
+
+
+def _report(text: str) -> None:
+    with suppress(OSError):  # the terminal is gone; starting and stopping go on without it
+        say(text)
+
+
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Until the supervisor has its own handlers: SIGTERM and SIGHUP unwind like Ctrl-C."""
+    """Until the supervisor has its own handlers: all stop signals unwind like Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in stop_signals()}
     try:
         yield
     finally:

@@ -36,6 +36,7 @@ from pdd.daemon.supervisor_events import (
     TaskFailed,
     Tick,
     describe_exit,
+    stop_signals,
 )
 from pdd.daemon.supervisor_members import (
     SharedFile,
@@ -88,7 +89,8 @@ class Supervisor:
         Args:
             state_dir: locked; stays locked until the caller closes it.
             plans: scheduler first.
-            report: takes one line for the operator.
+            report: takes one line for the operator. Must not raise: a stop goes on when the
+                terminal is gone.
             on_ready: called once.
             start_timeout_s: for each start of a daemon.
         """
@@ -167,7 +169,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         adopt_orphans()
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_signal)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in stop_signals():
             loop.add_signal_handler(number, self.request_stop, number.name)
 
     def _on_child_signal(self) -> None:

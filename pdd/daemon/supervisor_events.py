@@ -119,6 +119,14 @@ def reap_children() -> list[ProcessExited]:
         exited.append(ProcessExited(pid=pid, exit_code=os.waitstatus_to_exitcode(status)))
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Signals that mean stop. Not the hang-up that ``nohup`` has made us ignore."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 def describe_exit(exit_code: int) -> str:
     """For a person: ``exited with code 1`` or ``was killed by SIGKILL``."""
     if exit_code >= 0:

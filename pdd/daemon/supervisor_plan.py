@@ -51,5 +51,6 @@ def write_plans(plans: Sequence[DaemonPlan]) -> None:
             with suppress(OSError):  # somebody else put something in
                 folder.rmdir()
         raise PddError(
-            f"cannot write {error.filename}: {error.strerror}; make room, or use another --state-dir"
+            f"cannot write {error.filename}: {error.strerror}; make room, or use another "
+            "--state-dir"
         ) from error

@@ -72,7 +72,8 @@ class DaemonTable:
         return next(daemon for daemon in self.all if daemon.name == name)
 
     def by_pid(self, pid: int) -> Daemon | None:
-        return next((daemon for daemon in self.all if daemon.pid == pid), None)
+        """The daemon that is this process. 0 is none: the kernel says it of foreign namespaces."""
+        return next((daemon for daemon in self.all if daemon.pid == pid != 0), None)
 
     def are_ready(self) -> bool:
         return all(daemon.is_ready for daemon in self.all)
