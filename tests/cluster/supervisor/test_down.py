@@ -46,7 +46,9 @@ def test_down_cleans_up_when_supervisor_and_guard_were_both_killed(start, tmp_pa
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (guard,) = {int(child) for child in children} - set(cluster.pids().values())
     os.kill(guard, signal.SIGKILL)
+    scheduler, daemon = cluster.pids().values()
     cluster.stop(signal.SIGKILL)
+    wait_until_gone(scheduler, daemon)  # nobody but the kernel told them
     said = stop_cluster(cluster.state_dir)
     assert said.startswith("stopped scheduler-0, decode-0 in ")
     assert "of a killed supervisor were left" in said
