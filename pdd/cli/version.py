@@ -16,13 +16,12 @@ def version(output: str) -> None:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
-    versions = {}
+    versions = {"pdd": "not installed, run from its source"}
     for part in _PARTS:
         try:
             versions[part] = installed(part)
         except PackageNotFoundError:
             continue  # not every installation has every part
-    versions.setdefault("pdd", "not installed, run from its source")
     versions["python"] = platform.python_version()
     if output == "json":
         print_json(versions)
