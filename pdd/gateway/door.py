@@ -71,6 +71,7 @@ class Door:
             )
         max_tokens = self._max_tokens(
             fields.max_tokens,
+            field="max_tokens",
             default=DEFAULT_MAX_TOKENS,
             prompt_token_count=len(token_ids),
             prompt_field=prompt.field,
@@ -110,6 +111,7 @@ class Door:
         )
         max_tokens = self._max_tokens(
             fields.wanted_max_tokens,
+            field=fields.max_tokens_field,
             default=None,
             prompt_token_count=len(token_ids),
             prompt_field="messages",
@@ -144,7 +146,13 @@ class Door:
         return prompt.token_ids
 
     def _max_tokens(
-        self, wanted: int | None, *, default: int | None, prompt_token_count: int, prompt_field: str
+        self,
+        wanted: int | None,
+        *,
+        field: str,
+        default: int | None,
+        prompt_token_count: int,
+        prompt_field: str,
     ) -> int:
         """``wanted``, which must fit, or as much of the default as the prompt leaves room for."""
         limit = self.model.max_model_len
@@ -164,9 +172,9 @@ class Door:
             return room if default is None else min(default, room)
         if wanted > room:
             raise InvalidRequest(
-                f"max_tokens: {wanted} is too many after a prompt of {prompt_token_count} tokens; "
+                f"{field}: {wanted} is too many after a prompt of {prompt_token_count} tokens; "
                 f"the model takes {limit} for both, so at most {room} here",
-                field="max_tokens",
+                field=field,
                 code="context_length_exceeded",
             )
         return wanted

@@ -14,9 +14,10 @@ from pdd.core.ports import Clock, Inference
 from pdd.core.requests import RequestUsage
 from pdd.gateway.door import Door
 from pdd.gateway.errors import edge_of, message_of, retry_after_s
+from pdd.gateway.event_writer import ClientStalled
 from pdd.gateway.grpc_body import body_of, end_fields, is_chat, plan_fields, tokens_fields
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
-from pdd.gateway.open_requests import OpenRequests
+from pdd.gateway.open_requests import OpenRequests, stopping_error
 from pdd.gateway.reply import Progress
 from pdd.gateway.request_ids import new_request_id
 from pdd.gateway.run import running
@@ -55,6 +56,13 @@ class InferenceServicer:
     def add_to_server(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
 
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse new calls, wait for open ones, and end the rest with UNAVAILABLE.
+
+        To be called before the server's own ``stop``, which can only cancel.
+        """
+        await self._open_requests.stop(grace_s=grace_s)
+
     async def Generate(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """Run one request; see inference.proto for the errors."""
         request_id = new_request_id()
@@ -67,7 +75,14 @@ class InferenceServicer:
                 usage = await self._run(request, context, request_id, meter)
             outcome = "finished"
         except asyncio.CancelledError:
-            raise
+            if not self._open_requests.stopping:
+                raise
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # it is this one
+            failure = stopping_error()
+            outcome = edge_of(failure).outcome
+        except ClientStalled as error:
+            outcome = "stalled"
+            failure = error
         except Exception as error:
             if not isinstance(error, PddError):
                 log.exception("grpc_handler_failed", request_id=request_id)
@@ -99,12 +114,28 @@ class InferenceServicer:
         )
         progress = Progress()
         async with running(self._inference, job.request, meter=meter, clock=self._clock) as run:
-            await context.write(_response(request_id, plan=plan_fields(run.plan)))
+            await self._write(context, _response(request_id, plan=plan_fields(run.plan)))
             while isinstance(item := await run.next(), Frame):
                 progress.advance(item)
-                await context.write(_response(request_id, tokens=tokens_fields(item)))
-            await context.write(_response(request_id, end=end_fields(item)))
+                await self._write(context, _response(request_id, tokens=tokens_fields(item)))
+            end = end_fields(item)
+            progress.check_end(item)
+            await self._write(context, _response(request_id, end=end))
         return item.usage
+
+    async def _write(self, context: Any, response: Any) -> None:
+        """Write one message; gRPC's flow-control window is the bound of what may wait.
+
+        Raises:
+            ClientStalled: the client took nothing for ``write_stall_s``.
+        """
+        try:
+            async with asyncio.timeout(self._settings.write_stall_s):
+                await context.write(response)
+        except TimeoutError as error:
+            raise ClientStalled(
+                f"the client took nothing for {self._settings.write_stall_s:g} s"
+            ) from error
 
     def _deadline_s(self, context: Any) -> float:
         """The call's own deadline; without one, the same as for HTTP."""

@@ -48,6 +48,8 @@ def shorten(value: object, *, limit: int = 60) -> str:
         return f"{noun} {len(value)} item{'' if len(value) == 1 else 's'}"
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
         return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str) and len(value) > limit:
+        return f"{json.dumps(value[:limit])}... ({len(value)} characters)"
     is_scalar = value is None or isinstance(value, (str, bool, int, float))
     text = json.dumps(value) if is_scalar else repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

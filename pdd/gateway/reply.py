@@ -3,8 +3,9 @@
 A reply is used in one of two ways: ``opening``, ``event`` per frame, ``closing`` make a stream;
 ``collect`` per frame and ``document`` make a whole answer.
 
-Invariant, checked for every frame: it begins at the token and the character after the last one.
-A gap or an overlap would be text that is wrong although the status is 200, so it is an error.
+Invariant, checked for every frame: it begins at the token and the character after the last one,
+and at the end as many tokens were shown as were generated. A gap or an overlap would be text that
+is wrong although the status is 200, so it is an error.
 """
 
 from abc import ABC, abstractmethod
@@ -43,6 +44,18 @@ class Progress:
             )
         self.token_count += len(frame.token_ids)
         self.char_count += len(frame.text)
+
+    def check_end(self, ended: Ended) -> None:
+        """Compare with what the engines counted.
+
+        Raises:
+            RequestFailed: they generated another number of tokens than were shown.
+        """
+        if ended.usage.completion_tokens != self.token_count:
+            raise RequestFailed(
+                f"output lost or doubled: {ended.usage.completion_tokens} tokens were generated, "
+                f"{self.token_count} were shown"
+            )
 
 
 def finish_reason_of(finish: Finish) -> str:
@@ -107,6 +120,7 @@ class Reply(ABC):
     def closing(self, ended: Ended) -> bytes:
         """The events after the last token: the reason, the usage if asked for, and DONE."""
         choice = self.end_choice(ended.finish)
+        self.progress.check_end(ended)
         events = sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
         if self.job.usage_chunk:
             events += sse.event({**self.chunk([]), "usage": self.usage(ended)})
@@ -125,6 +139,7 @@ class Reply(ABC):
     def document(self, ended: Ended) -> bytes:
         """The answer as one JSON document."""
         choice = self.whole_choice("".join(self._texts), finish=ended.finish)
+        self.progress.check_end(ended)
         if self.job.request.sampling.logprobs is not None:
             choice["logprobs"] = self.logprobs_of(self._logprobs)
         if self.job.return_token_ids:

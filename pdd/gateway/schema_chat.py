@@ -81,6 +81,10 @@ class ChatFields(SharedFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def max_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def wants_generation_prompt(self) -> bool:
         if self.add_generation_prompt is None:
             return not self.continue_final_message

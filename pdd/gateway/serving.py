@@ -181,6 +181,7 @@ class _Answer:
         log.info(
             "request_finished",
             request_id=self.request_id,
+            client_request_id=self.headers["x-request-id"],
             outcome=outcome,
             path=self.headers.get("x-pdd-path"),
             status_detail=None if error is None else str(error),

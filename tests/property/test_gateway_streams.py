@@ -68,8 +68,9 @@ def test_a_stream_and_a_whole_answer_say_the_same_as_the_engine(
     for delta in deltas:
         out += streaming.event(delta.frame)
         whole.collect(delta.frame)
-    shown = documents(out + streaming.closing(ended()))
-    answer = json.loads(whole.document(ended()))
+    end = ended(completion_tokens=len(texts) * per_frame)
+    shown = documents(out + streaming.closing(end))
+    answer = json.loads(whole.document(end))
 
     said = "".join(texts)
     choice = answer["choices"][0]

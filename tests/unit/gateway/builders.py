@@ -168,6 +168,7 @@ class ScriptedInference:
         self.waiting = asyncio.Event()
         self.closed = asyncio.Event()
         self.open_count = 0
+        self.stop: Any = None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.requests.append(request)
@@ -184,6 +185,33 @@ class ScriptedInference:
                         yield step
         finally:
             self.open_count -= 1
+            self.closed.set()
+
+
+class Flood:
+    """Sends as fast as it is read, for ever."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.closed = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+        try:
+            yield Planned(plan=PLAN)
+            text = "x" * 1000
+            while True:
+                delta = frames(text)[0]
+                yield Delta(
+                    frame=type(delta.frame)(
+                        request_id=request.request_id,
+                        first_token_index=self.sent,
+                        token_ids=(1,),
+                        text_offset=self.sent * 1000,
+                        text=text,
+                    )
+                )
+                self.sent += 1
+        finally:
             self.closed.set()
 
 

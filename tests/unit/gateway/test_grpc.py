@@ -23,6 +23,7 @@ from pdd.rpc.v1.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.builders import (
     MODEL,
     PLAN,
+    Flood,
     LetterTokenizer,
     ScriptedInference,
     ended,
@@ -35,20 +36,25 @@ from tests.unit.gateway.builders import (
 @asynccontextmanager
 async def service(
     steps: list[Any],
+    *,
+    inference: Any = None,
+    settings: GatewaySettings | None = None,
 ) -> AsyncIterator[tuple[InferenceStub, ScriptedInference, GatewayMetrics]]:
-    player = ScriptedInference(steps)
+    player = ScriptedInference(steps) if inference is None else inference
     letters = LetterTokenizer()
     metrics = GatewayMetrics()
     server = grpc.aio.server()
-    InferenceServicer(
+    servicer = InferenceServicer(
         inference=player,
         tokenizer=letters,
         model=MODEL,
-        settings=GatewaySettings(),
+        settings=settings or GatewaySettings(),
         metrics=metrics,
-    ).add_to_server(server)
+    )
+    servicer.add_to_server(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    player.stop = servicer.stop
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield InferenceStub(channel), player, metrics
@@ -105,11 +111,8 @@ async def test_all_three_kinds_of_prompt_are_tokenised_as_over_http() -> None:
 
 @pytest.mark.parametrize("reason", ["word", 17])
 async def test_what_stopped_the_output_is_told(reason: str | int) -> None:
-    async with service([Planned(plan=PLAN), *frames("a"), ended(stop_reason=reason)]) as (
-        stub,
-        _,
-        _,
-    ):
+    end = ended(stop_reason=reason, completion_tokens=1)
+    async with service([Planned(plan=PLAN), *frames("a"), end]) as (stub, _, _):
         responses = [r async for r in stub.Generate(pb.GenerateRequest(text="x"))]
         end = responses[-1].end
         assert (end.stop_string or end.stop_token_id) == reason
@@ -207,5 +210,29 @@ async def test_the_deadline_of_the_call_is_the_request_s_and_ends_it() -> None:
             async for _ in stub.Generate(pb.GenerateRequest(text="x"), timeout=0.3):
                 pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert 0 < player.requests[0].deadline_s <= 0.3
+        assert 0 < player.requests[0].deadline_s < 1
         await soon(player.closed)
+
+
+async def test_a_client_that_stops_reading_is_dropped() -> None:
+    flood = Flood()
+    settings = GatewaySettings(write_stall_s=0.2)
+    async with service([], inference=flood, settings=settings) as (stub, _, metrics):
+        call = stub.Generate(pb.GenerateRequest(text="x"))
+        await call.read()
+        await soon(flood.closed)
+        labels = {"surface": "grpc", "path": "disaggregated", "outcome": "stalled"}
+        assert metrics.registry.get_sample_value("pdd_requests_total", labels) == 1
+        call.cancel()
+
+
+async def test_stopping_ends_open_calls_with_unavailable_and_a_reason() -> None:
+    async with service([Planned(plan=PLAN), asyncio.Event()]) as (stub, player, _):
+        call = stub.Generate(pb.GenerateRequest(text="x"))
+        await soon(player.waiting)
+        await player.stop(grace_s=0.0)
+        with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as caught:
+            async for _ in call:
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert player.open_count == 0

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from pdd.core.requests import Delta, GenerateRequest, GenerationEvent, Planned
+from pdd.core.requests import Planned
 from pdd.gateway.settings import GatewaySettings
-from tests.unit.gateway.builders import PLAN, Front, frames, front, post, script, soon
+from tests.unit.gateway.builders import PLAN, Flood, Front, frames, front, post, script, soon
 
 
 async def send_raw(served: Front, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
@@ -75,33 +74,6 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenised_starts_nothing
         writer.close()
         await soon(slow.ended)
         assert served.inference.requests == []
-
-
-class Flood:
-    """Sends as fast as it is read, for ever."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.closed = asyncio.Event()
-
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
-        try:
-            yield Planned(plan=PLAN)
-            text = "x" * 1000
-            while True:
-                delta = frames(text)[0]
-                yield Delta(
-                    frame=type(delta.frame)(
-                        request_id=request.request_id,
-                        first_token_index=self.sent,
-                        token_ids=(1,),
-                        text_offset=self.sent * 1000,
-                        text=text,
-                    )
-                )
-                self.sent += 1
-        finally:
-            self.closed.set()
 
 
 async def test_a_client_that_stops_reading_is_dropped_and_nobody_else_notices() -> None:

@@ -16,7 +16,7 @@ def test_a_whole_chat_answer_has_the_message_the_reason_and_the_usage() -> None:
     reply = ChatReply(make_job(stream=False), model_name="tiny", created_s=17)
     for delta in frames("Hel", "", "lo"):
         reply.collect(delta.frame)
-    answer = json.loads(reply.document(ended(FinishReason.STOP, stop_reason="\n")))
+    answer = json.loads(reply.document(ended(stop_reason="\n", completion_tokens=3)))
     assert answer["object"] == "chat.completion"
     assert answer["choices"] == [
         {
@@ -65,6 +65,20 @@ def test_a_gap_or_an_overlap_is_an_error_and_never_shown(wrong: str) -> None:
     with pytest.raises(RequestFailed, match="output lost or doubled"):
         reply.event(bad)
     assert two.frame.first_token_index == 1
+
+
+@pytest.mark.parametrize("generated", [0, 2])
+def test_another_number_of_tokens_than_were_generated_is_an_error(generated: int) -> None:
+    one = frames("aa")[0]
+    end = ended(completion_tokens=generated)
+    stream = ChatReply(make_job(), model_name="tiny", created_s=17)
+    stream.event(one.frame)
+    with pytest.raises(RequestFailed, match="1 were shown"):
+        stream.closing(end)
+    whole = ChatReply(make_job(stream=False), model_name="tiny", created_s=17)
+    whole.collect(one.frame)
+    with pytest.raises(RequestFailed, match="1 were shown"):
+        whole.document(end)
 
 
 def test_a_sequence_that_the_cluster_aborted_does_not_end_well() -> None:

@@ -29,7 +29,7 @@ def stream(reply: Reply, *texts: str, reason: FinishReason = FinishReason.STOP) 
     out = reply.opening()
     for delta in frames(*texts, logprobs=logprobs):
         out += reply.event(delta.frame)
-    return out + reply.closing(ended(reason))
+    return out + reply.closing(ended(reason, completion_tokens=len(texts)))
 
 
 def chat(**changes: object) -> ChatReply:
