@@ -37,6 +37,7 @@ from pdd.scheduler.effects import (
 from pdd.scheduler.events import (
     DecodeReady,
     Event,
+    FailureKind,
     FirstTokenSampled,
     JobFailed,
     NodeJoined,
@@ -158,7 +159,7 @@ class SchedulerDriver:
                         generation=failed.generation,
                         node=session.identity.name,
                         message=failed.message,
-                        retryable=failed.kind == "engine",
+                        kind=FailureKind(failed.kind),
                     )
                 )
             case other:
@@ -281,7 +282,7 @@ class SchedulerDriver:
                     generation=generation,
                     node=session.identity.name,
                     message=f"frames do not join: {error}",
-                    retryable=True,
+                    kind=FailureKind.ENGINE,
                 )
             )
             return

@@ -37,6 +37,7 @@ from pdd.scheduler.effects import (
 from pdd.scheduler.events import (
     DecodeReady,
     Event,
+    FailureKind,
     FirstTokenSampled,
     JobFailed,
     NodeJoined,
@@ -59,11 +60,14 @@ class SchedulerSettings:
 
     ``queue_request_count_max``: requests that wait for room; one more is answered 429.
     ``attempt_count_max``: placements of one request before it is failed.
+    ``retry_pause_s``: how long a request keeps away from a node whose engine failed it: long enough
+    for a dying engine to be noticed, so that it cannot use up all attempts first.
     ``node_silence_s``: a node that reports nothing for so long is treated as lost.
     """
 
     queue_request_count_max: int = 256
     attempt_count_max: int = 4
+    retry_pause_s: float = 1.0
     node_silence_s: float = 10.0
 
 
@@ -85,7 +89,7 @@ class SchedulerCore:
             case NodeReported():
                 effects = self._on_node_reported(event, now_s)
             case NodeLost():
-                effects = self._on_node_lost(event, now_s)
+                effects = self._on_node_lost(event)
             case RequestArrived():
                 effects = self._on_arrived(event, now_s)
             case RequestCancelled():
@@ -117,8 +121,10 @@ class SchedulerCore:
         effects: list[Effect] = []
         former = self.nodes.get(event.identity.name)
         if former is not None and former.state is not NodeState.LOST:
-            effects += [Disconnect(identity=former.identity, reason="a newer life has joined")]
-            effects += self._lose(former, "a newer life of it has joined", now_s)
+            if former.identity != event.identity:
+                reason = "a newer life has joined"
+                effects.append(Disconnect(identity=former.identity, reason=reason))
+            effects += self._lose(former, "a newer life of it has joined")
         self.nodes[event.identity.name] = Node(
             identity=event.identity,
             role=event.role,
@@ -145,22 +151,23 @@ class SchedulerCore:
             node.state_reason = event.degraded_reason
         return []
 
-    def _on_node_lost(self, event: NodeLost, now_s: float) -> list[Effect]:
+    def _on_node_lost(self, event: NodeLost) -> list[Effect]:
         node = self.nodes.get(event.identity.name)
         if node is None or node.identity != event.identity or node.state is NodeState.LOST:
             return []
-        return self._lose(node, event.reason, now_s)
+        return self._lose(node, event.reason)
 
-    def _lose(self, node: Node, reason: str, now_s: float) -> list[Effect]:
+    def _lose(self, node: Node, reason: str) -> list[Effect]:
         node.state = NodeState.LOST
         node.state_reason = reason
         effects: list[Effect] = []
-        for request_id in list(node.leases):
+        # Each goes to the head of the queue, so the oldest comes last.
+        for request_id in reversed(list(node.leases)):
             request = self.requests[request_id]
             if request.phase is Phase.DECODING and node.name != request.runs_on():
                 node.release(request_id)
                 continue
-            effects += self._try_again(request, f"node {node.name} was lost: {reason}", now_s)
+            effects += self._try_again(request, f"node {node.name} was lost: {reason}")
         return effects
 
     # --- requests ----------------------------------------------------------------------------
@@ -194,25 +201,32 @@ class SchedulerCore:
         return []
 
     def _place_waiting(self, now_s: float) -> list[Effect]:
-        """First come, first served; the head waits for room and nobody overtakes it."""
+        """First come, first served: nobody overtakes a request that waits for room.
+
+        One that no present node can hold, or that keeps away from a node which failed it, is
+        passed by; its deadline bounds its wait.
+        """
         effects: list[Effect] = []
-        while self._queue:
-            request = self.requests[self._queue[0]]
+        for request_id in list(self._queue):
+            request = self.requests[request_id]
             verdict = place(
                 request.request,
                 self.nodes.values(),
                 emitted_token_count=0 if request.first_token_s is None else 1,
+                avoid=[node for node, until_s in request.rests_until_s.items() if until_s > now_s],
             )
-            if isinstance(verdict, NoRoom):
+            if not isinstance(verdict, NoRoom):
+                self._queue.remove(request_id)
+                effects += self._start(request, verdict, now_s)
+            elif not verdict.others_may_pass:
                 break
-            self._queue.popleft()
-            effects += self._start(request, verdict, now_s)
         return effects
 
     def _start(self, request: Request, placement: Placement, now_s: float) -> list[Effect]:
         prompt_tokens = len(request.request.prompt_token_ids)
         request.enter(Phase.PREFILLING)
-        request.placed_s = now_s
+        if request.first_token_s is None:  # else the client waits for decoding, not in a queue
+            request.placed_s = now_s
         request.prefill = placement.prefill.name if placement.prefill else None
         request.decode = placement.decode.name if placement.decode else None
         request.plan = Plan(
@@ -258,7 +272,10 @@ class SchedulerCore:
         request = self._current(event.request_id, event.generation)
         if request is None or request.phase is not Phase.PREFILLING:
             return []
+        if event.node != request.prefill:
+            return []
         request.first_token_s = now_s
+        request.first_token_generation = event.generation
         request.first_token_id = event.token_id
         request.prefill_facts = event.finish.facts
         if event.finish.reason is not FinishReason.HANDOVER:
@@ -293,6 +310,7 @@ class SchedulerCore:
         request.enter(Phase.DECODING)
         if request.first_token_s is None:
             request.first_token_s = now_s
+            request.first_token_generation = event.generation
         request.ready_s = now_s
         if request.decode is not None:
             self.nodes[request.decode].queued_tokens.pop(event.request_id, None)
@@ -300,7 +318,7 @@ class SchedulerCore:
 
     def _on_finished(self, event: SequenceFinished, now_s: float) -> list[Effect]:
         request = self._current(event.request_id, event.generation)
-        if request is None or request.phase is Phase.QUEUED:
+        if request is None or request.phase is Phase.QUEUED or event.node != request.runs_on():
             return []
         return self._complete(request, event.finish, event.node, now_s)
 
@@ -321,7 +339,8 @@ class SchedulerCore:
             prompt_token_count=len(request.request.prompt_token_ids),
             finish=finish,
             times=_stage_times(request, finish, now_s),
-            cached_tokens=prompt_facts.cached_tokens,
+            # A resumed job's prompt holds the emitted tokens too.
+            cached_tokens=min(prompt_facts.cached_tokens, len(request.request.prompt_token_ids)),
             transferred_bytes=finish.facts.transferred_bytes if on_decode_node else 0,
             decode_computed_prompt_tokens=(
                 finish.facts.computed_prompt_tokens if on_decode_node else 0
@@ -341,14 +360,24 @@ class SchedulerCore:
         request = self._current(event.request_id, event.generation)
         if request is None or request.phase is Phase.QUEUED:
             return []
+        if event.node not in (request.prefill, request.decode):
+            return []
         if request.phase is Phase.DECODING and event.node != request.runs_on():
             return []  # the prefill node's part was over already
-        if not event.retryable:
-            error = InvalidRequest(event.message, code="invalid_value")
-            return [*self._cancels(request), *self._end(request), self._fail(request, error)]
-        return self._try_again(request, f"node {event.node}: {event.message}", now_s)
+        match event.kind:
+            case FailureKind.INVALID:
+                error: PddError = InvalidRequest(event.message, code="invalid_value")
+            case FailureKind.DEADLINE:
+                error = _too_late(request)
+            case FailureKind.ENGINE:
+                identity = self.nodes[event.node].identity
+                request.rests_until_s[identity] = now_s + self._settings.retry_pause_s
+                return self._try_again(request, f"node {event.node}: {event.message}")
+            case _:
+                assert_never(event.kind)
+        return [*self._cancels(request), *self._end(request), self._fail(request, error)]
 
-    def _try_again(self, request: Request, why: str, now_s: float) -> list[Effect]:
+    def _try_again(self, request: Request, why: str) -> list[Effect]:
         """Give up the present attempt; queue the next one ahead of everybody else."""
         effects: list[Effect] = [*self._cancels(request)]
         parameter = looks_back(request.request.sampling)
@@ -371,15 +400,13 @@ class SchedulerCore:
             if node.state is not NodeState.LOST and silent_s > self._settings.node_silence_s:
                 reason = f"silent for {silent_s:.1f} s"
                 effects.append(Disconnect(identity=node.identity, reason=reason))
-                effects += self._lose(node, reason, now_s)
+                effects += self._lose(node, reason)
         for request in list(self.requests.values()):
             if now_s >= request.deadline_s:
-                limit_s = request.request.deadline_s
-                error = DeadlineExceeded(f"not finished within its deadline of {limit_s:g} s")
                 effects += [
                     *self._cancels(request),
                     *self._end(request),
-                    self._fail(request, error),
+                    self._fail(request, _too_late(request)),
                 ]
         return effects
 
@@ -435,6 +462,10 @@ class SchedulerCore:
         assert len(queued) == len(self._queue), "a request is queued twice"
         for request_id, request in self.requests.items():
             assert (request.phase is Phase.QUEUED) == (request_id in queued), request_id
+            if request.phase is not Phase.QUEUED:
+                runs_on = request.runs_on()
+                assert runs_on is not None, f"{request_id} runs nowhere"
+                assert request_id in self.nodes[runs_on].leases, f"{request_id} holds no lease"
         for node in self.nodes.values():
             for request_id in node.leases:
                 holder = self.requests.get(request_id)
@@ -444,12 +475,17 @@ class SchedulerCore:
             assert node.unleased_block_count() >= 0, f"{node.name} promised too many blocks"
 
 
+def _too_late(request: Request) -> DeadlineExceeded:
+    limit_s = request.request.deadline_s
+    return DeadlineExceeded(f"not finished within its deadline of {limit_s:g} s")
+
+
 def _stage_times(request: Request, finish: Finish, now_s: float) -> StageTimes:
     """Cut the time from arrival to end at the moments the scheduler saw itself."""
     placed_s = request.placed_s if request.placed_s is not None else now_s
     first_s = request.first_token_s if request.first_token_s is not None else now_s
     handed_over = request.path() is Path.DISAGGREGATED and request.decode is not None
-    facts = request.prefill_facts if handed_over else finish.facts
+    facts = request.prefill_facts if handed_over or request.resumed else finish.facts
     queue_s = max(placed_s - request.arrived_s, 0.0)
     engine_queue_s = min(max(facts.queue_s, 0.0), max(first_s - placed_s, 0.0))
     ready_s = request.ready_s if handed_over and request.ready_s is not None else first_s

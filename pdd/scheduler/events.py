@@ -1,6 +1,7 @@
 """What the scheduler core is told. All frozen; the driver makes them from RPCs and timers."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pdd.core.frames import Finish
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
@@ -92,15 +93,23 @@ class SequenceFinished:
     finish: Finish
 
 
+class FailureKind(StrEnum):
+    """Why a node could not go on; ``NodeRequestFailed.kind`` of cluster.proto."""
+
+    INVALID = "invalid"  # the client's fault: no other node would do better
+    ENGINE = "engine"  # the engine died or refused: another attempt may succeed
+    DEADLINE = "deadline"  # the time that the scheduler gave the job is over
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
-    """A node cannot go on with a request. ``retryable``: another attempt may succeed."""
+    """A node cannot go on with a request."""
 
     request_id: RequestId
     generation: int
     node: NodeName
     message: str
-    retryable: bool
+    kind: FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,10 @@ class Node:
         """Blocks that hold ``token_count`` tokens."""
         return -(-token_count // self.block_size)
 
+    def token_count_max(self) -> int:
+        """The longest sequence, prompt and output, that an empty node can run."""
+        return min(self.usable_block_count * self.block_size, self.max_model_len)
+
     def unleased_block_count(self) -> int:
         """Blocks that are promised to nobody."""
         return self.usable_block_count - sum(self.leases.values())

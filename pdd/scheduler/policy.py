@@ -6,10 +6,10 @@ nodes, most unpromised blocks on decode nodes. Ties go to the first name, so tha
 give equal decisions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pdd.core.identity import Role
+from pdd.core.identity import NodeIdentity, Role
 from pdd.core.requests import GenerateRequest, Path
 from pdd.core.sampling import Sampling
 from pdd.scheduler.nodes import Node
@@ -27,10 +27,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom:
-    """Nothing can take the request now. ``ever``: whether waiting can help."""
+    """Nothing can take the request now.
+
+    ``ever``: whether waiting for the present nodes can help. ``others_may_pass``: the obstacle is
+    this request's own, so those behind it in the queue need not wait for it.
+    """
 
     reason: str
     ever: bool
+    others_may_pass: bool = False
 
 
 def looks_back(sampling: Sampling) -> str | None:
@@ -51,12 +56,22 @@ def looks_back(sampling: Sampling) -> str | None:
 
 
 def place(
-    request: GenerateRequest, nodes: Iterable[Node], *, emitted_token_count: int
+    request: GenerateRequest,
+    nodes: Iterable[Node],
+    *,
+    emitted_token_count: int,
+    avoid: Collection[NodeIdentity] = (),
 ) -> Placement | NoRoom:
-    """Decide for one request. ``emitted_token_count``: output tokens its client has already."""
-    members = sorted(nodes, key=lambda node: node.name)
-    prefills = [node for node in members if node.role is Role.PREFILL and node.takes_work]
-    decodes = [node for node in members if node.role is Role.DECODE and node.takes_work]
+    """Decide for one request.
+
+    ``emitted_token_count``: output tokens its client has already. ``avoid``: nodes whose engine
+    has just failed this request.
+    """
+    members = sorted((node for node in nodes if node.takes_work), key=lambda node: node.name)
+    able = [node for node in members if node.identity not in avoid]
+    prefills = [node for node in able if node.role is Role.PREFILL]
+    decodes = [node for node in able if node.role is Role.DECODE]
+    resting = len(decodes) < sum(node.role is Role.DECODE for node in members)
     path, reason = _choose_path(request, prefills, emitted_token_count)
     if path is Path.DISAGGREGATED and request.sampling.max_tokens == 1:
         prefill = _pick_prefill(request, prefills)
@@ -65,6 +80,12 @@ def place(
         path, reason = Path.LOCAL, "no prefill node has room for the prompt"
     decode = _pick_decode(request, decodes)
     if isinstance(decode, NoRoom):
+        if resting and not decode.ever:
+            return NoRoom(
+                reason="the decode nodes that could take it have just failed it",
+                ever=True,
+                others_may_pass=True,
+            )
         return decode
     if path is Path.LOCAL:
         return Placement(path=path, prefill=None, decode=decode, reason=reason)
@@ -98,7 +119,8 @@ def _pick_prefill(request: GenerateRequest, prefills: list[Node]) -> Node | None
     fitting = [
         node
         for node in prefills
-        if node.blocks_for(prompt_tokens + 1) <= node.unleased_block_count()
+        if prompt_tokens < node.max_model_len
+        and node.blocks_for(prompt_tokens + 1) <= node.unleased_block_count()
     ]
     return min(fitting, key=lambda node: sum(node.queued_tokens.values()), default=None)
 
@@ -107,17 +129,19 @@ def _pick_decode(request: GenerateRequest, decodes: list[Node]) -> Node | NoRoom
     if not decodes:
         return NoRoom(reason="no decode node is ready", ever=False)
     tokens = len(request.prompt_token_ids) + request.sampling.max_tokens
-    if all(node.blocks_for(tokens) > node.usable_block_count for node in decodes):
-        largest = max(node.usable_block_count * node.block_size for node in decodes)
+    largest = max(node.token_count_max() for node in decodes)
+    if tokens > largest:
         return NoRoom(
-            reason=f"prompt and max_tokens need {tokens} tokens of KV cache, "
-            f"the largest decode node holds {largest}",
+            reason=f"prompt and max_tokens are {tokens} tokens together, "
+            f"the largest decode node can hold {largest}",
             ever=False,
+            others_may_pass=True,
         )
     fitting = [
         node
         for node in decodes
-        if len(node.leases) < node.max_num_seqs
+        if tokens <= node.max_model_len
+        and len(node.leases) < node.max_num_seqs
         and node.blocks_for(tokens) <= node.unleased_block_count()
     ]
     if not fitting:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pdd.core.frames import EngineFacts
-from pdd.core.identity import NodeName
+from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.requests import GenerateRequest, Path, Plan
 
 
@@ -29,7 +29,10 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """State of one request over all its attempts."""
+    """State of one request over all its attempts.
+
+    ``rests_until_s``: when a node whose engine failed this request may be given it again.
+    """
 
     request: GenerateRequest
     arrived_s: float
@@ -42,6 +45,8 @@ class Request:
     placed_s: float | None = None
     first_token_s: float | None = None
     first_token_id: int | None = None
+    first_token_generation: int | None = None
+    rests_until_s: dict[NodeIdentity, float] = field(default_factory=dict)
     ready_s: float | None = None
     prefill_facts: EngineFacts = field(default_factory=EngineFacts)
     transferred_bytes: int = 0
@@ -55,6 +60,11 @@ class Request:
         """Change phase; only along the table."""
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
+
+    @property
+    def resumed(self) -> bool:
+        """Whether its first token came from an earlier attempt."""
+        return self.first_token_generation not in (None, self.generation)
 
     def runs_on(self) -> NodeName | None:
         """The node that generates once the prompt is there."""

@@ -1,0 +1,133 @@
+"""Which path and which nodes, and the reason that an operator reads."""
+
+from typing import Any
+
+import pytest
+
+from pdd.core.identity import NodeName, NodeState, RequestId
+from pdd.core.requests import Path
+from pdd.core.sampling import Grammar
+from pdd.scheduler.nodes import Node
+from pdd.scheduler.policy import NoRoom, Placement, place
+from tests.builders import Cluster, make_joined, make_request
+
+
+def nodes(*joined: Any) -> dict[NodeName, Node]:
+    return Cluster(*joined).core.nodes
+
+
+def decide(members: dict[NodeName, Node], *, emitted: int = 0, **fields: Any) -> Placement:
+    verdict = place(make_request(**fields), members.values(), emitted_token_count=emitted)
+    assert isinstance(verdict, Placement), verdict
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("sampling", "parameter"),
+    [
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"presence_penalty": -0.1}, "presence_penalty"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty"),
+        ({"bad_words": ("no",)}, "bad_words"),
+        ({"grammar": Grammar(kind="json_object")}, "response_format"),
+    ],
+)
+def test_what_reads_earlier_output_stays_on_one_engine(
+    sampling: dict[str, Any], parameter: str
+) -> None:
+    placement = decide(nodes("prefill-0", "decode-0"), **sampling)
+    assert placement.path is Path.LOCAL
+    assert placement.prefill is None
+    assert placement.reason.startswith(parameter)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"repetition_penalty": 1.2},  # reads the prompt too, so t1 counts wherever it stands
+        {"min_tokens": 4},
+        {"stop": ("x",)},
+        {"logit_bias": ((1, 2.0),)},
+        {"logprobs": 2},
+        {"temperature": 0.0},
+    ],
+)
+def test_everything_else_may_change_engines(sampling: dict[str, Any]) -> None:
+    assert decide(nodes("prefill-0", "decode-0"), **sampling).path is Path.DISAGGREGATED
+
+
+def test_one_token_needs_no_decode_node_even_if_there_is_none() -> None:
+    placement = decide(nodes("prefill-0"), max_tokens=1)
+    assert placement.decode is None
+    assert placement.prefill is not None
+
+
+def test_one_token_that_looks_back_goes_local() -> None:
+    placement = decide(nodes("prefill-0", "decode-0"), max_tokens=1, presence_penalty=1.0)
+    assert (placement.path, placement.prefill) == (Path.LOCAL, None)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 16])
+def test_a_full_prefill_node_sends_the_prompt_to_the_decode_node(max_tokens: int) -> None:
+    members = nodes(make_joined("prefill-0", block_count=3), "decode-0")
+    placement = decide(members, max_tokens=max_tokens)
+    assert placement.path is Path.LOCAL
+    assert placement.reason == "no prefill node has room for the prompt"
+
+
+def test_no_prefill_node_is_told_as_such() -> None:
+    assert decide(nodes("decode-0")).reason == "no prefill node is ready"
+
+
+@pytest.mark.parametrize("state", [NodeState.LOST, NodeState.CORDONED])
+def test_a_node_that_takes_no_work_gets_none(state: NodeState) -> None:
+    members = nodes("prefill-0", "decode-0")
+    members[NodeName("prefill-0")].state = state
+    assert decide(members).reason == "no prefill node is ready"
+    members[NodeName("decode-0")].state = state
+    verdict = place(make_request(), members.values(), emitted_token_count=0)
+    assert isinstance(verdict, NoRoom)
+    assert not verdict.ever
+
+
+def test_the_prefill_node_with_fewest_prompt_tokens_ahead_is_chosen() -> None:
+    members = nodes("prefill-0", "prefill-1", "decode-0")
+    members[NodeName("prefill-0")].lease(RequestId("x"), blocks=1, queued_tokens=500)
+    members[NodeName("prefill-1")].lease(RequestId("y"), blocks=9, queued_tokens=100)
+    placement = decide(members)
+    assert placement.prefill is not None
+    assert placement.prefill.name == "prefill-1"
+
+
+def test_the_decode_node_with_most_unpromised_blocks_is_chosen() -> None:
+    members = nodes("decode-0", "decode-1", "decode-2")
+    members[NodeName("decode-0")].lease(RequestId("x"), blocks=5, queued_tokens=0)
+    placement = decide(members)
+    assert placement.decode is not None
+    assert placement.decode.name == "decode-1"  # a tie with decode-2: the first name
+
+
+def test_the_order_of_joining_decides_nothing() -> None:
+    names = ["decode-1", "prefill-1", "decode-0", "prefill-0"]
+    for order in (names, names[::-1]):
+        placement = decide(nodes(*order))
+        assert placement.prefill is not None
+        assert placement.decode is not None
+        assert (placement.prefill.name, placement.decode.name) == ("prefill-0", "decode-0")
+
+
+def test_leases_cover_the_longest_output() -> None:
+    members = nodes(make_joined("decode-0", block_count=4))
+    assert decide(members, prompt_token_count=32, max_tokens=16).decode is not None
+    verdict = place(
+        make_request(prompt_token_count=32, max_tokens=17), members.values(), emitted_token_count=0
+    )
+    assert isinstance(verdict, NoRoom)
+    assert not verdict.ever
+    assert "49 tokens" in verdict.reason
+    assert "48" in verdict.reason
+
+
+def test_a_resumed_request_never_travels_again() -> None:
+    placement = decide(nodes("prefill-0", "decode-0"), emitted=1)
+    assert (placement.path, placement.reason) == (Path.LOCAL, "resumed after a node was lost")
