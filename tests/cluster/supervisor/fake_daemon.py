@@ -1,4 +1,4 @@
-"""A stand-in for a daemon. Usage: fake_daemon.py NAME BEHAVIOUR [FILE]
+"""A stand-in for a daemon, which starts fast. Usage: fake_daemon.py NAME BEHAVIOUR [FILE]
 
 ready         says READY, obeys SIGTERM
 fail          prints two lines and exits with code 3
@@ -10,15 +10,10 @@ shared        READY; has the shared memory file FILE mapped
 cluster       READY with a gRPC server on FILE (host:port) that lists node prefill-0 and decode-0
 """
 
-import contextlib
-import mmap
 import os
 import signal
 import socket
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 IGNORING_CHILD = """
 import signal
@@ -35,6 +30,8 @@ def notify(**fields: str) -> None:
 
 
 def serve_list_nodes(address: str) -> object:
+    from concurrent.futures import ThreadPoolExecutor
+
     import grpc
 
     from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
@@ -62,12 +59,14 @@ def main(name: str, behaviour: str, file: str = "") -> None:
         print("first line of trouble\nlast line of trouble", flush=True)
         sys.exit(3)
     if behaviour == "fail-again":
-        if Path(file).exists():
+        if os.path.exists(file):
             sys.exit(4)
-        Path(file).touch()
+        open(file, "w").close()
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "orphan":
+        import subprocess
+
         child = subprocess.Popen(
             [sys.executable, "-S", "-c", IGNORING_CHILD],
             start_new_session=True,
@@ -75,10 +74,11 @@ def main(name: str, behaviour: str, file: str = "") -> None:
         )
         child.stdout.readline()
         kept.append(child)
-        with contextlib.suppress(FileNotFoundError):
-            Path(file).rename(file + ".before")
-        Path(file).write_text(str(child.pid))
+        with open(file, "w") as pid_file:
+            pid_file.write(str(child.pid))
     if behaviour == "shared":
+        import mmap
+
         with open(file, "w+b") as shared:
             shared.truncate(4096)
             kept.append(mmap.mmap(shared.fileno(), 4096))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -55,8 +56,7 @@ def test_interrupt_and_hang_up_stop_it_like_sigterm(start, number):
 def test_progress_says_what_each_daemon_does(start):
     cluster = start()
     cluster.wait_until_ready()
-    said = cluster.everything_said()
-    assert "prefill-0: loading, 0 s" in said or "prefill-0: loading, 1 s" in said
+    assert re.search(r"prefill-0: loading, \d+ s", cluster.everything_said())
     cluster.stop()
 
 
@@ -100,13 +100,18 @@ def test_failure_while_starting_shows_the_log_and_leaves_nothing(start):
 
 
 def test_daemon_that_never_gets_ready_fails_the_start_by_name(start):
-    cluster = start(daemons=DAEMONS | {"decode-0": ["silent"]}, start_timeout_s=2)
+    cluster = start(
+        daemons=DAEMONS | {"decode-0": ["silent"]},
+        an_hour_passes_after=["scheduler-0: ready", "prefill-0: ready", "decode-0: loading"],
+    )
     assert cluster.wait() == 1
-    assert cluster.said[-1]["error"].startswith("decode-0 was not ready within 2 s")
+    assert cluster.said[-1]["error"].startswith("decode-0 was not ready within 600 s")
 
 
 def test_node_that_never_joins_fails_the_start(start):
-    cluster = start(joined=["prefill-0"], start_timeout_s=2)
+    cluster = start(
+        joined=["prefill-0"], an_hour_passes_after=[f"{name}: ready" for name in DAEMONS]
+    )
     assert cluster.wait() == 1
     assert "did not see every node join" in cluster.said[-1]["error"]
 
