@@ -96,7 +96,7 @@ class InferenceServicer:
                 request_id=request_id,
                 outcome=outcome,
                 path=None if meter.path is None else meter.path.value,
-                status_detail=None if failure is None else str(failure),
+                error=None if failure is None else str(failure),
                 prompt_tokens=None if usage is None else usage.prompt_tokens,
                 completion_tokens=meter.token_count,
                 ttft_s=meter.ttft_s,

@@ -43,7 +43,11 @@ _NO_EFFECT: Mapping[str, tuple[str, Test]] = {
     "prompt_cache_key": ("a string", _is_string),
     "prompt_cache_retention": ("a string", _is_string),
     "safety_identifier": ("a string", _is_string),
+    "prompt_cache_options": ("an object", _is_object),
     "session_id": ("a string", _is_string),
+    "mm_payload": ("a string", _is_string),  # of vLLM's rendering endpoints, as are the next two
+    "return_mm_kwargs": ("a boolean", _is_boolean),
+    "return_token_offsets": ("a boolean", _is_boolean),
     "parallel_tool_calls": ("a boolean", _is_boolean),  # there are no tools to call
     "include_reasoning": ("a boolean", _is_boolean),  # nothing is parsed out of the text
     "reasoning_effort": ("a string", _is_string),
@@ -94,6 +98,8 @@ _LATER: Mapping[str, Unavailable] = {
     "repetition_detection": Unavailable("repetition detection"),
     "thinking_token_budget": Unavailable("thinking budgets", _equals(-1)),
     "stream_interval": Unavailable("streaming at intervals", _equals(1)),
+    "routed_experts_prompt_start": Unavailable("routed experts", _equals(0)),
+    "moderation": Unavailable("moderation"),
     "watermarking": Unavailable("watermarking", _equals(False)),
 }
 

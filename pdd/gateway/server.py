@@ -1,10 +1,30 @@
 """How the application must be served: with cancellation on, and within bounds."""
 
+import logging
+
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pdd.gateway.settings import GatewaySettings
 
 _MAX_HEADER_BYTES = 16 * 1024
+
+_logger = logging.getLogger("pdd.gateway.http")
+
+
+class _ClientFaults(logging.Filter):
+    """aiohttp logs every malformed request as an error with a traceback; strangers send many."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            record.exc_info = None
+            return _logger.isEnabledFor(logging.DEBUG)
+        return True
+
+
+_logger.addFilter(_ClientFaults())
 
 
 def make_runner(app: web.Application, *, settings: GatewaySettings) -> web.AppRunner:
@@ -17,6 +37,7 @@ def make_runner(app: web.Application, *, settings: GatewaySettings) -> web.AppRu
         app,
         handler_cancellation=True,
         access_log=None,
+        logger=_logger,
         keepalive_timeout=settings.keepalive_timeout_s,
         max_line_size=_MAX_HEADER_BYTES,
         max_field_size=_MAX_HEADER_BYTES,

@@ -184,7 +184,7 @@ class _Answer:
             client_request_id=self.headers["x-request-id"],
             outcome=outcome,
             path=self.headers.get("x-pdd-path"),
-            status_detail=None if error is None else str(error),
+            error=None if error is None else str(error),
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             completion_tokens=self.meter.token_count,
             ttft_s=self.meter.ttft_s,

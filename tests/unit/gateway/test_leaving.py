@@ -50,6 +50,29 @@ async def test_a_client_that_leaves_closes_the_run_in_every_phase(
         assert served.sample("pdd_requests_total", path=path, **labels) == 1
 
 
+async def test_after_many_clients_have_left_nothing_is_left_of_them() -> None:
+    gate = asyncio.Event()
+    steps = [Planned(plan=PLAN), *frames("a"), gate]
+    async with front(steps) as served:
+        writers = [
+            await send_raw(served, "/v1/completions", {"prompt": "hi", "stream": number % 2 == 0})
+            for number in range(100)
+        ]
+        for writer in writers:
+            writer.close()
+        await served.stop()  # waits for the handlers
+        assert served.inference.open_count == 0
+        assert served.sample("pdd_requests_running") == 0
+        ends = [
+            sample.value
+            for metric in served.metrics.requests.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        ]
+        # A connection may be gone before its request was read; none may end twice.
+        assert sum(ends) <= 100
+
+
 async def test_a_client_that_leaves_while_its_prompt_is_tokenised_starts_nothing() -> None:
     class Slow:
         def __init__(self) -> None:
