@@ -202,6 +202,16 @@ class TransferDriver:
         else:
             self.target(event)
 
+    def connect(self, peer: PeerId) -> None:
+        """Have an endpoint to a learned peer."""
+        if not self._transport.has(peer):
+            self._counters["connects"] += 1
+        self._transport.connect(peer, self._peers[peer].ucx_address)
+
+    def disconnect(self, peer: PeerId) -> None:
+        """Close the endpoint to a peer, if there is one."""
+        self._transport.abort(peer)
+
     # ------------------------------------------------------------------------------ the loop
 
     def step(self) -> bool:
@@ -261,7 +271,7 @@ class TransferDriver:
         for effect in effects:
             match effect:
                 case Connect():
-                    self._connect(effect.peer)
+                    self.connect(effect.peer)
                 case ClosePeer():
                     self._counters["endpoints_closed"] += 1
                     self._transport.abort(effect.peer)
@@ -285,12 +295,6 @@ class TransferDriver:
                     self._counters[effect.name] += 1
                 case _:
                     assert_never(effect)
-
-    def _connect(self, peer: PeerId) -> None:
-        known = self._peers[peer]
-        if not self._transport.has(peer):
-            self._counters["connects"] += 1
-        self._transport.connect(peer, known.ucx_address)
 
     def _control_out(self, effect: SendControl) -> None:
         try:

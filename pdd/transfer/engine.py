@@ -197,6 +197,22 @@ class TransferEngine:
         """Hand in a control message that an authenticated peer sent to this rank. Any thread."""
         self._command(lambda driver: driver.control(source, payload))
 
+    def connect(self, peer: Peer) -> None:
+        """Set the connection to a peer up now, so that no transfer pays for it."""
+
+        def command(driver: TransferDriver) -> None:
+            driver.learn_peer(peer)
+            driver.connect(peer.peer_id)
+
+        self._command(command)
+
+    def disconnect(self, peer: Peer) -> None:
+        """Close the connection to a peer: it has left, or is believed dead.
+
+        Its transfers are resumed once, over a new connection, or fail.
+        """
+        self._command(lambda driver: driver.disconnect(peer.peer_id))
+
     def poll(self) -> list[TransferEvent]:
         """Events since the last call.
 

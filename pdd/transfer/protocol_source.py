@@ -8,7 +8,7 @@ grant in force: one nonce, one peer. Nothing is sent without a lane.
     sequence                                       lane (nonce)
     --------                                       ----
     source_open                                    Grant accepted (right node, life, attempt, lease)
-        |  (a grant may have come before: pending)   | Connect, record ACCEPTED
+        |  (a grant may have come before: HELD)      | Connect, record ACCEPTED
         v                                            v
     OPEN --grant--> GRANTED <--------------------  SENDING  chunks of what is appended and wanted,
         |              |  PeerLost: back to OPEN     |      at most window_chunks per peer;
@@ -58,7 +58,8 @@ from pdd.transfer.values import PeerId, Reason, SourceReleased
 from pdd.wire.control import Again, Cancel, Grant, Probe, Receipt, Refusal
 from pdd.wire.record import EndReason, Record, RecordKind
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 REMEMBERED = 4096
 FIRST_PROBE_S = 1.0
 
@@ -74,7 +75,7 @@ class _Lane:
     held: frozenset[int]
     lease_at_s: float
     cursor: int  # next prompt block index to look at
-    next_serial: int = 0
+    next_serial: int
     ended: bool = False
     queued: bool = False  # in its peer's turn queue
     # serial -> (first index, block count, chunk number)
@@ -131,7 +132,7 @@ class SourceProtocol:
         self._peers: dict[PeerId, _PeerTurns] = {}
         self._finished_keys: OrderedDict[str, None] = OrderedDict()
         self._cancelled_keys: OrderedDict[str, None] = OrderedDict()
-        self._ended_nonces: OrderedDict[int, None] = OrderedDict()
+        self._ended_nonces: OrderedDict[int, PeerId] = OrderedDict()
         self._timers = Timers()
         self._effects: list[Effect] = []
         self._now_s = 0.0
@@ -193,7 +194,7 @@ class SourceProtocol:
         pending = self._pending.pop(event.key, None)
         if pending is not None:
             peer, grant, lease_at_s = pending
-            self._accept(sequence, peer, grant, lease_at_s)
+            self._accept(sequence, peer, grant, lease_at_s, first_serial=1)
 
     def _on_appended(self, event: SourceAppended) -> None:
         sequence = self._sequences.get(event.key)
@@ -227,11 +228,15 @@ class SourceProtocol:
                 return  # said again; ACCEPTED went in band, which loses nothing
             self._accept(sequence, peer, grant, lease_at_s)
             return
-        held = self._pending.get(grant.key)
-        if held is None and len(self._pending) >= self._settings.max_pending_grants:
+        full = len(self._pending) >= self._settings.max_pending_grants
+        if full and grant.key not in self._pending:
             self._refuse(peer, grant, Reason.TOO_MANY_PENDING)
             return
         self._pending[grant.key] = (peer, grant, lease_at_s)
+        # Said again for a grant said again: our first answer may have been lost.
+        self._effects.append(Connect(peer=peer))
+        held = Record(kind=RecordKind.HELD, nonce=grant.nonce, serial=0)
+        self._effects.append(SendRecord(peer=peer, record=held))
         keep_s = min(grant.lease_ms / 1000, self._settings.pending_grant_timeout_s)
         self._timers.schedule(self._now_s + keep_s, "pending", grant.key)
 
@@ -276,12 +281,20 @@ class SourceProtocol:
         """Use up the record receive that the target holds for a nonce that is not in force."""
         if nonce in self._ended_nonces:
             return
-        self._remember(self._ended_nonces, nonce)
+        self._remember(self._ended_nonces, nonce, peer)
         self._effects.append(Connect(peer=peer))
         record = Record(kind=RecordKind.END, nonce=nonce, serial=0, reason=reason)
         self._effects.append(SendRecord(peer=peer, record=record))
 
-    def _accept(self, sequence: _Sequence, peer: PeerId, grant: Grant, lease_at_s: float) -> None:
+    def _accept(
+        self,
+        sequence: _Sequence,
+        peer: PeerId,
+        grant: Grant,
+        lease_at_s: float,
+        *,
+        first_serial: int = 0,
+    ) -> None:
         old = self._lanes.get(sequence.nonce)
         if old is not None:
             self._end_lane(old, EndReason.SUPERSEDED)
@@ -295,6 +308,7 @@ class SourceProtocol:
             held=frozenset(grant.held),
             lease_at_s=lease_at_s,
             cursor=grant.first_index,
+            next_serial=first_serial,
         )
         self._lanes[lane.nonce] = lane
         sequence.nonce = lane.nonce
@@ -433,7 +447,7 @@ class SourceProtocol:
                 if lane is None or sequence is None or lane.ended:
                     return  # said again
                 lane.ended = True
-                self._remember(self._ended_nonces, lane.nonce)
+                self._remember(self._ended_nonces, lane.nonce, lane.peer)
                 self._end(sequence, Reason.COMPLETED, None)
             case Again():
                 if lane is None or lane.ended:
@@ -461,7 +475,7 @@ class SourceProtocol:
         if sequence is not None and sequence.nonce == 0:
             self._end(sequence, Reason.CANCELLED, None)
         elif sequence is None and message.key not in self._finished_keys:
-            self._remember(self._cancelled_keys, message.key)
+            self._remember(self._cancelled_keys, message.key, None)
         if message.reason != Reason.COMPLETED.value:
             self._end_unknown(peer, message.nonce, EndReason.CANCELLED)
 
@@ -483,7 +497,7 @@ class SourceProtocol:
 
     def _end_lane(self, lane: _Lane, reason: EndReason) -> None:
         lane.ended = True
-        self._remember(self._ended_nonces, lane.nonce)
+        self._remember(self._ended_nonces, lane.nonce, lane.peer)
         self._send_record(lane, RecordKind.END, reason)
         if not lane.in_flight:
             self._forget_lane(lane)
@@ -502,7 +516,7 @@ class SourceProtocol:
         if any(self._lanes[nonce].in_flight for nonce in sequence.lanes if nonce in self._lanes):
             return False
         del self._sequences[sequence.key]
-        self._remember(self._finished_keys, sequence.key)
+        self._remember(self._finished_keys, sequence.key, None)
         released = SourceReleased(
             key=sequence.key, reason=sequence.ending, sent_bytes=sequence.sent_bytes
         )
@@ -511,9 +525,9 @@ class SourceProtocol:
 
     def _on_peer_lost(self, peer: PeerId) -> None:
         self._peers.pop(peer, None)
-        for key in [key for key, (who, _, _) in self._pending.items() if who == peer]:
-            # The grant stays valid on paper, but its receive is gone with the endpoint.
-            del self._pending[key]
+        # An END may have been lost with the connection; whoever asks again gets another.
+        for nonce in [nonce for nonce, who in self._ended_nonces.items() if who == peer]:
+            del self._ended_nonces[nonce]
         for lane in [lane for lane in self._lanes.values() if lane.peer == peer]:
             sequence = self._sequences.get(lane.key)
             in_force = sequence is not None and sequence.nonce == lane.nonce
@@ -584,8 +598,8 @@ class SourceProtocol:
             self._probe_later(lane)
 
     @staticmethod
-    def _remember(memory: OrderedDict[T, None], item: T) -> None:
-        memory[item] = None
+    def _remember(memory: OrderedDict[K, V], item: K, what: V) -> None:
+        memory[item] = what
         memory.move_to_end(item)
         if len(memory) > REMEMBERED:
             memory.popitem(last=False)

@@ -7,7 +7,7 @@ A want has at most one live lane; a lane outlives its want while messages are on
 
     want                                          lane (nonce)
     ----                                          ----
-    target_open                                   LIVE --record ACCEPTED--> (answered)
+    target_open                                   LIVE --record HELD, ACCEPTED--> (answered)
         | Connect, PostRecord, Grant               | record CHUNK: receive it, then
         v                                          |   digest right: Land, verified
     FILLING --last block verified--> COMPLETED     |   digest wrong: Again once, else fail
@@ -27,7 +27,7 @@ only when no receive is outstanding that could write into its blocks. A lane has
 posted while it is LIVE with blocks yet to be announced, and while it is DRAINING.
 
 Bounds: outstanding chunks per lane by ``OUTSTANDING_CHUNKS`` (then no further record is read until
-one is done: the source waits); chunk size by ``max_chunk_bytes`` (larger is a violation).
+one is done: the source waits); chunk size by ``MAX_CHUNK_BYTES`` (larger is a violation).
 """
 
 from collections.abc import Callable, Sequence
@@ -69,6 +69,7 @@ from pdd.wire.control import Again, Cancel, Grant, Probe, Receipt, Refusal
 from pdd.wire.record import EndReason, Record, RecordKind, unpack_record
 
 OUTSTANDING_CHUNKS = 64
+MAX_CHUNK_BYTES = 64 << 20  # of chunks of several blocks
 PIECES_PER_CHUNK = 4096
 RESUMES = 1
 
@@ -116,6 +117,7 @@ class _Lane:
     peer: PeerId
     live: bool = True
     answered: bool = False
+    chunks_seen: bool = False
     ended: bool = False  # END came in band
     record_posted: bool = False
     next_serial: int = 0
@@ -152,7 +154,6 @@ class TargetProtocol:
         self._settings = settings
         self._lands_direct = lands_direct
         self._new_nonce = new_nonce
-        self._max_chunk_bytes = max(4 * settings.chunk_bytes, block_bytes)
         self._wants: dict[str, _Want] = {}
         self._lanes: dict[int, _Lane] = {}
         self._timers = Timers()
@@ -250,6 +251,8 @@ class TargetProtocol:
         self._post_record(lane)
         self._send_grant(want)
         self._schedule_repeat(lane)
+        at_s = self._now_s + self._settings.answer_timeout_s
+        self._timers.schedule(at_s, "answer", nonce)
 
     def _send_grant(self, want: _Want) -> None:
         lease_ms = int((want.deadline_at_s - self._now_s) * 1000)
@@ -297,8 +300,14 @@ class TargetProtocol:
         except ValueError:
             self._violation(lane)
             return
-        # END may skip the serials of chunks that the source still had to send.
-        in_order = record.serial == lane.next_serial or record.kind is RecordKind.END
+        # END may skip the serials of chunks that the source still had to send, and an answer may
+        # come twice when the source lost the connection in between.
+        answer = record.kind in (RecordKind.ACCEPTED, RecordKind.HELD)
+        in_order = (
+            record.serial == lane.next_serial
+            or record.kind is RecordKind.END
+            or (answer and not lane.chunks_seen)
+        )
         if record.nonce != lane.nonce:
             self._violation(lane)
             return
@@ -307,12 +316,12 @@ class TargetProtocol:
             # yet. Make it known: the want is resumed under another nonce.
             self._effects.append(ClosePeer(peer=lane.peer))
             return
-        lane.next_serial += 1
+        lane.next_serial = record.serial + 1
         match record.kind:
-            case RecordKind.ACCEPTED:
+            case RecordKind.ACCEPTED | RecordKind.HELD:
                 lane.answered = True
             case RecordKind.CHUNK:
-                lane.answered = True
+                lane.answered = lane.chunks_seen = True
                 if not self._on_announced(lane, record):
                     return
             case RecordKind.END:
@@ -353,7 +362,7 @@ class TargetProtocol:
             return False
         if record.size_bytes != count * self._block_bytes:
             return False
-        if count > 1 and record.size_bytes > self._max_chunk_bytes:
+        if count > 1 and record.size_bytes > MAX_CHUNK_BYTES:
             return False
         if record.piece_count > PIECES_PER_CHUNK:
             return False
@@ -555,6 +564,9 @@ class TargetProtocol:
                     continue
                 if what == "repeat":
                     self._repeat(lane)
+                elif what == "answer" and lane.live and not lane.answered:
+                    self._effects.append(Count(name="unanswered_grants"))
+                    self._effects.append(ClosePeer(peer=lane.peer))
                 elif what == "drain" and not lane.live:
                     self._effects.append(ClosePeer(peer=lane.peer))
 

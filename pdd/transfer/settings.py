@@ -35,6 +35,7 @@ class TransferSettings:
     ``progress_budget_s``: longest time UCX may work before commands are looked at again.
     ``grant_repeat_s``: first pause before an unanswered control message is sent again; doubles up
         to ``control_repeat_limit_s``, and ends with the transfer's own deadline.
+    ``answer_timeout_s``: a source that has not answered a grant in band by then is taken for lost.
     ``max_pending_grants``: grants kept for sequences that this source does not know yet; at the
         bound a grant is refused (``too_many_pending``).
     ``pending_grant_timeout_s``: longest time such a grant is kept, if its lease is not shorter.
@@ -52,6 +53,7 @@ class TransferSettings:
     stage_below_bytes: int = 256 * 1024
     progress_budget_s: float = 0.005
     grant_repeat_s: float = 0.25
+    answer_timeout_s: float = 5.0
     control_repeat_limit_s: float = 2.0
     max_pending_grants: int = 1024
     pending_grant_timeout_s: float = 60.0

@@ -20,7 +20,11 @@ class Transport(Protocol):
         ...
 
     def connect(self, peer: PeerId, address: bytes) -> None:
-        """Have an endpoint to ``peer``. A failure shows as a lost peer."""
+        """Have an endpoint to ``peer``. A failure shows as a lost peer.
+
+        While a lost endpoint to the same peer has not been reported, nothing is done and messages
+        are refused: the report must not be taken for one about the new endpoint.
+        """
         ...
 
     def has(self, peer: PeerId) -> bool:

@@ -94,7 +94,7 @@ class UcxTransport:
     # ------------------------------------------------------------------------------ endpoints
 
     def connect(self, peer: PeerId, address: bytes) -> None:
-        if peer in self._endpoints:
+        if peer in self._endpoints or any(leaving == peer for leaving, _ in self._leaving):
             return
         lib = self._lib
         endpoint = _Endpoint(None)

@@ -8,7 +8,7 @@ of zero bytes can therefore never look like a chunk.
 
     offset  size  field
          0     4  magic b"PDR1"
-         4     1  kind            1 ACCEPTED, 2 CHUNK, 3 END
+         4     1  kind            1 ACCEPTED, 2 CHUNK, 3 END, 4 HELD
          5     1  reason          EndReason, for END only
          6     2  reserved, zero
          8     8  nonce           the 40 bits of the tag, once more
@@ -40,6 +40,7 @@ class RecordKind(IntEnum):
     ACCEPTED = 1  # the grant is in force at the source and the path works
     CHUNK = 2  # the chunk's messages follow
     END = 3  # nothing more will be sent under this nonce
+    HELD = 4  # the grant is kept until the source's engine comes to the sequence; the path works
 
 
 class EndReason(IntEnum):
