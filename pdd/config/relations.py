@@ -30,13 +30,6 @@ def broken_relations(config: Config) -> Iterator[BrokenRelation]:
             keys=("engine.block_size",),
             message=f"engine.block_size ({engine.block_size}) must be a multiple of 16, or 0",
         )
-    transfer = config.transfer
-    if transfer.grant_timeout_s > transfer.deadline_s:
-        yield BrokenRelation(
-            keys=("transfer.grant_timeout_s", "transfer.deadline_s"),
-            message=f"transfer.grant_timeout_s ({transfer.grant_timeout_s:g}) must not exceed "
-            f"transfer.deadline_s ({transfer.deadline_s:g}), which includes it",
-        )
     if config.node.role is Role.SCHEDULER:
         yield from _of_a_scheduler(config)
     elif not config.node.schedulers:

@@ -179,10 +179,11 @@ class TransferSection(Section):
     """Check a digest of every chunk at the receiver. Off only for measurements."""
 
     grant_timeout_s: Seconds = 10.0
-    """How long a prefill node waits for a ticket."""
+    """How long a ticket waits at a prefill node that does not know its request yet."""
 
-    deadline_s: Seconds = 60.0
-    """How long one transfer may take; then the decode node computes the prompt itself."""
+    deadline_s: Seconds = 20.0
+    """How long after the first token blocks may still be missing; then the decode node computes
+    the prompt itself."""
 
     keepalive_s: Seconds = 2.0
     """How often an idle connection is probed, so that a dead peer is noticed."""

@@ -60,6 +60,10 @@ class SchedulerSide:
             job = _Job(params=params, prompt_token_count=request.num_prompt_tokens)
             self._jobs[request.request_id] = job
             self._requests[request.request_id] = request
+            if params.kind is JobKind.PREFILL:
+                # Known from now on, so that a ticket which comes while the prompt waits its turn
+                # is kept until the request's own deadline.
+                self._append(self._step.ready_blocks, request.request_id, job, [], 0)
 
     def tokens_to_load(self, request: "Request", cached_token_count: int) -> tuple[int, bool]:
         """How many prompt tokens beyond the local prefix hit a peer will provide."""

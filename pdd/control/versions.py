@@ -7,6 +7,19 @@ PROTOCOL_VERSION = 1
 """Spoken by this build. A scheduler takes nodes of this version and the one before."""
 
 MESSAGE_BYTES_MAX = 16 << 20
+SERVER_OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # Two daemons must never share a port silently.
+    ("grpc.so_reuseport", 0),
+    # A peer that was stopped or cut off is noticed within 10 s.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

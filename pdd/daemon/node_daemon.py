@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from pdd.config.sections import Config
 from pdd.control.peers import PeerClient, PeerServicer
 from pdd.control.scheduler_client import SchedulerLink
-from pdd.control.versions import CHANNEL_OPTIONS
-from pdd.core.errors import ConfigError
+from pdd.control.versions import SERVER_OPTIONS
+from pdd.core.errors import ConfigError, PddError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
@@ -72,7 +72,12 @@ class _NodeDaemon:
         notify.notify_status("loading model")
         started_s = self._clock()
         start: asyncio.Task[EngineInfo] = asyncio.create_task(engine.start())
-        await first_of(stop, start)
+        limit_s = self._config.engine.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await first_of(stop, start)
+        except TimeoutError:
+            log.error("engine_start_too_slow", limit_s=limit_s)  # noqa: TRY400
         if not start.done():
             # vLLM cannot be interrupted while it loads, its processes can.
             await asyncio.to_thread(end_descendants)
@@ -102,8 +107,13 @@ class _NodeDaemon:
         tokenizer: Tokenizer,
         stop: asyncio.Event,
     ) -> int:
-        jobs = NodeJobs(engine=engine, tokenizer=tokenizer, clock=self._clock)
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        jobs = NodeJobs(
+            engine=engine,
+            tokenizer=tokenizer,
+            clock=self._clock,
+            transfer_deadline_s=self._config.transfer.deadline_s,
+        )
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         node_pb2_grpc.add_NodeServicer_to_server(
             PeerServicer(
                 identity=identity,
@@ -116,7 +126,10 @@ class _NodeDaemon:
             server, node_pb2.DESCRIPTOR.services_by_name["Node"].full_name
         )
         listen = self._config.grpc.listen
-        port = server.add_insecure_port(str(listen))
+        try:
+            port = server.add_insecure_port(str(listen))
+        except RuntimeError as error:
+            raise PddError(f"grpc.listen: cannot bind {listen}: {error}") from error
         address = f"{listen.host}:{port}"
         await server.start()
         peers = PeerClient(identity=identity, own_address=address)
@@ -193,11 +206,15 @@ def vllm_settings(config: Config, rpc_dir: Path) -> VllmSettings:
         enable_prefix_caching=engine.enable_prefix_caching,
         enforce_eager=engine.enforce_eager,
         tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
         cpu_cores=config.node.cpu_cores,
+        gpus=tuple(map(str, config.node.gpus)),
         rpc_dir=rpc_dir,
         extra=engine.extra,
         transfer=TransferSettings(
             digest=transfer.digest,
+            pending_grant_timeout_s=transfer.grant_timeout_s,
+            keepalive_s=transfer.keepalive_s,
             faults=TransferFaults(delay_s=config.faults.transfer_delay_s),
         ),
         transport=transfer.transport.value,

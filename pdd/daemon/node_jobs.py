@@ -56,16 +56,21 @@ class _Running:
     task: asyncio.Task[None] | None = None
     first_token_id: int | None = None
     first_output_s: float | None = None
+    ready_timer: asyncio.TimerHandle | None = None
     cancelled: bool = field(default=False)
 
 
 class NodeJobs:
     """All jobs that run on this node, for every scheduler."""
 
-    def __init__(self, *, engine: Engine, tokenizer: Tokenizer, clock: Clock) -> None:
+    def __init__(
+        self, *, engine: Engine, tokenizer: Tokenizer, clock: Clock, transfer_deadline_s: float
+    ) -> None:
+        """``transfer_deadline_s``: how long after the first token blocks may still be missing."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._clock = clock
+        self._transfer_deadline_s = transfer_deadline_s
         self._running: dict[RequestId, _Running] = {}
         self._by_key: dict[str, _Running] = {}
         self._handed_over: OrderedDict[RequestId, str] = OrderedDict()
@@ -107,6 +112,9 @@ class NodeJobs:
             return
         running.first_token_id = token_id
         self._engine.first_token(running.job.key, token_id)
+        running.ready_timer = asyncio.get_running_loop().call_later(
+            self._transfer_deadline_s, self._on_overdue, running
+        )
 
     def cancel(self, request_id: RequestId) -> None:
         """Forget a request in whatever phase it is. Idempotent; its blocks follow at once."""
@@ -223,7 +231,20 @@ class NodeJobs:
         while len(self._handed_over) > _HANDED_OVER_MAX:
             self._handed_over.popitem(last=False)
 
+    def _on_overdue(self, running: _Running) -> None:
+        """The blocks did not come: the scheduler plans the request anew, without a transfer."""
+        if running.cancelled or self._running.get(running.request_id) is not running:
+            return
+        self.cancel(running.request_id)
+        why = f"blocks are missing {self._transfer_deadline_s:g} s after the first token"
+        log.warning("kv_transfer_overdue", request_id=running.request_id, why=why)
+        running.reports.failed(
+            running.request_id, running.generation, JobFailure(kind="engine", message=why)
+        )
+
     def _remove(self, running: _Running) -> None:
+        if running.ready_timer is not None:
+            running.ready_timer.cancel()
         if self._running.get(running.request_id) is running:
             del self._running[running.request_id]
         self._by_key.pop(running.job.key, None)
@@ -232,6 +253,8 @@ class NodeJobs:
         running = self._by_key.get(key)
         if running is None or running.cancelled:
             return
+        if running.ready_timer is not None:
+            running.ready_timer.cancel()
         if facts.load_failed_reason:
             log.warning(
                 "kv_transfer_failed",

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from pdd.config.sections import Config
 from pdd.control.cluster_server import ClusterServicer
-from pdd.control.versions import CHANNEL_OPTIONS
-from pdd.core.errors import ConfigError
+from pdd.control.versions import SERVER_OPTIONS
+from pdd.core.errors import PddError
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.grpc_extras import add_health_and_reflection
@@ -67,7 +67,7 @@ class _SchedulerDaemon:
             metrics=metrics,
             clock=self._clock,
         )
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self._driver), server)
         inference.add_to_server(server)
         await add_health_and_reflection(
@@ -112,7 +112,7 @@ class _SchedulerDaemon:
         try:
             port = server.add_insecure_port(str(listen))
         except RuntimeError as error:
-            raise ConfigError(f"grpc.listen: cannot bind {listen}: {error}") from error
+            raise PddError(f"grpc.listen: cannot bind {listen}: {error}") from error
         return f"{listen.host}:{port}"
 
     async def _serve_http(
@@ -124,7 +124,7 @@ class _SchedulerDaemon:
                 app, settings=settings, host=listen.host, port=listen.port
             )
         except OSError as error:
-            raise ConfigError(f"http.listen: cannot bind {listen}: {error}") from error
+            raise PddError(f"http.listen: cannot bind {listen}: {error}") from error
         return runner, f"{listen.host}:{port}"
 
     def _health(self) -> Health:

@@ -15,7 +15,8 @@ KEYED_SAMPLER = "pdd.connector.keyed_sampler:KeyedSampler"
 class VllmSettings:
     """One engine. Zero or None leaves a choice to vLLM.
 
-    ``cpu_cores``: cores the engine's processes are bound to; empty on a GPU.
+    ``cpu_cores``: cores the engine's threads are bound to, for builds without a GPU.
+    ``gpus``: as in CUDA_VISIBLE_DEVICES; empty leaves the environment's choice.
     ``rpc_dir``: folder for vLLM's own sockets, removed by the daemon at its end.
     """
 
@@ -30,7 +31,9 @@ class VllmSettings:
     enable_prefix_caching: bool = True
     enforce_eager: bool = True
     tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
     cpu_cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
     rpc_dir: Path
     extra: dict[str, Any] = field(default_factory=dict)
     transfer: TransferSettings
@@ -50,6 +53,8 @@ class VllmSettings:
         }
         if self.cpu_cores:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self.cpu_cores))
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         return environment
 
 
@@ -62,6 +67,7 @@ def engine_args(settings: VllmSettings, worker: WorkerSettings) -> dict[str, Any
         "enable_prefix_caching": settings.enable_prefix_caching,
         "enforce_eager": settings.enforce_eager,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
         "scheduling_policy": "priority",
         "generation_config": "auto",
         "shutdown_timeout": 0,

@@ -90,8 +90,7 @@ def test_engine_extra_is_merged_over_the_sources(file):
 def test_all_faults_are_named_at_once_each_with_its_origin(file):
     path = file(
         '[node]\nrole = "decode"\nnmae = "x"\n'
-        "[engine]\nmax_num_seqs = -1\n"
-        "[transfer]\ngrant_timeout_s = 99\n"
+        "[engine]\nmax_num_seqs = -1\nblock_size = 20\n"
         "[gprc]\nx = 1\n"
     )
     found = faults(
@@ -109,8 +108,7 @@ def test_all_faults_are_named_at_once_each_with_its_origin(file):
         "--set http.body_limit_bytes: http.body_limit_bytes: Input should be greater than or equal "
         "to 1024 (got '1')",
         f"{path}: node.name: is missing; give the node a name that is unique in the cluster",
-        f"{path}: transfer.grant_timeout_s (99) must not exceed transfer.deadline_s (60), which "
-        "includes it",
+        f"{path}: engine.block_size (20) must be a multiple of 16, or 0",
     ]
 
 
