@@ -1,0 +1,166 @@
+"""A real cluster on this machine, started as an operator would, and requests to it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_TIMEOUT_S = 300.0
+"""Bound of a start on a busy two-core machine; an idle one takes 30 to 60 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A daemon as ``pdd up -o json`` tells it."""
+
+    name: str
+    role: str
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A running cluster. Token ids and usage are what tests look at, text comes along."""
+
+    http: str
+    grpc: str
+    state_dir: Path
+    nodes: tuple[Node, ...]
+
+    def node(self, role: str) -> Node:
+        """The one node of a role."""
+        (found,) = [node for node in self.nodes if node.role == role]
+        return found
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """One request, whatever its status."""
+        return httpx.post(f"{self.http}{path}", json=body, timeout=120.0)
+
+    def complete(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
+        """A completion that must succeed."""
+        body = {"prompt": prompt, "return_token_ids": True, **fields}
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def node_list(self) -> list[dict[str, Any]]:
+        """``pdd node list -o json``."""
+        done = run_cli("node", "list", "-o", "json", "--state-dir", str(self.state_dir))
+        assert done.returncode == 0, done.stderr
+        listed: list[dict[str, Any]] = json.loads(done.stdout)
+        return listed
+
+    def node_gauges(self) -> dict[str, float]:
+        """The nodes' gauges of ``/metrics`` by their text, labels included."""
+        text = httpx.get(f"{self.http}/metrics", timeout=10.0).text
+        lines = [line for line in text.splitlines() if line.startswith("pdd_node_")]
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    def wait_until_idle(self, *, within_s: float) -> dict[str, float]:
+        """Wait until no node holds a block or a sequence; the gauges of that moment."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            gauges = self.node_gauges()
+            if is_idle(gauges):
+                return gauges
+            assert time.monotonic() < deadline_s, f"blocks are still held: {gauges}"
+            time.sleep(0.02)
+
+
+def is_idle(gauges: dict[str, float]) -> bool:
+    """All usable blocks free (vLLM keeps one as its null block), no sequence anywhere."""
+    for key, value in gauges.items():
+        if key.startswith("pdd_node_sequences") and value != 0:
+            return False
+        if key.startswith("pdd_node_kv_blocks") and 'state="free"' in key:
+            total = gauges[key.replace('state="free"', 'state="total"')]
+            if value != total - 1:
+                return False
+    return True
+
+
+def run_cli(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """``pdd ARGUMENTS`` in this environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "pdd.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def start_cluster(state_dir: Path, *options: str) -> Cluster:
+    """``pdd up --detach`` with ports of the system's choice."""
+    done = run_cli(
+        "up",
+        "--detach",
+        "-o",
+        "json",
+        "--http-port",
+        "0",
+        "--state-dir",
+        str(state_dir),
+        *options,
+        timeout_s=START_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr + logs(state_dir)
+    told = json.loads(done.stdout)
+    return Cluster(
+        http=told["http"],
+        grpc=told["grpc"],
+        state_dir=state_dir,
+        nodes=tuple(Node(**{k: node[k] for k in Node.__slots__}) for node in told["nodes"]),
+    )
+
+
+def stop_cluster(cluster: Cluster) -> None:
+    """``pdd down``; the nodes must be gone afterwards."""
+    done = run_cli("down", "--state-dir", str(cluster.state_dir))
+    assert done.returncode == 0, done.stderr
+    for node in cluster.nodes:
+        assert not process_exists(node.pid), f"{node.name} outlived pdd down"
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below ``pid``."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            found.add(child)
+            todo.append(child)
+    return found
+
+
+def logs(state_dir: Path) -> str:
+    """The end of every daemon's log, for a failing test's report."""
+    return "".join(
+        f"\n--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-20:])
+        for path in sorted((state_dir / "log").glob("*.log"))
+    )

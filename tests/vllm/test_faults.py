@@ -1,0 +1,141 @@
+"""Failures on a cluster of its own, in which every transfer is held back for two seconds.
+
+One start serves all of them, so the order matters: what ends a process comes last.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.vllm.cluster import (
+    Cluster,
+    descendants,
+    process_exists,
+    run_cli,
+    start_cluster,
+    stop_cluster,
+)
+
+DELAY_S = 2.0
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture(scope="module")
+def slow(pair: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Started after ``pair`` has answered its tests; both fit into memory."""
+    cluster = start_cluster(
+        tmp_path_factory.mktemp("slow") / "state", "--set", f"faults.transfer_delay_s={DELAY_S}"
+    )
+    try:
+        yield cluster
+    finally:
+        stop_cluster(cluster)
+
+
+def test_the_first_token_does_not_wait_for_the_transfer(slow: Cluster) -> None:
+    """The second token does; the moments are the client's own."""
+    slow.complete("warm up", max_tokens=2)
+    events = stream(slow, {"prompt": "The first token", "max_tokens": 4, "temperature": 0.0})
+
+    gap_s = events[1][0] - events[0][0]
+    assert gap_s > DELAY_S * 0.9
+    usage = events[-1][1]["usage"]["pdd"]
+    assert usage["path"] == "disaggregated"
+    assert usage["transfer_ms"] > DELAY_S * 900
+    assert usage["transferred_bytes"] > 0
+    assert usage["decode_computed_prompt_tokens"] <= 1
+
+
+def test_leaving_while_blocks_are_on_their_way_frees_both_nodes(slow: Cluster) -> None:
+    with httpx.stream(
+        "POST",
+        f"{slow.http}/v1/completions",
+        json={"prompt": "Leaving soon", "max_tokens": 50, "stream": True, "ignore_eos": True},
+        timeout=60,
+    ) as response:
+        next(line for line in response.iter_lines() if line.startswith("data: "))
+    slow.wait_until_idle(within_s=16.0)
+
+
+def test_a_prefill_node_killed_during_the_transfer_costs_time_and_nothing_else(
+    slow: Cluster,
+) -> None:
+    body = {"prompt": "In the year 1969", "max_tokens": 8, "temperature": 0.0}
+    undisturbed = text_of(stream(slow, body))
+    prefill = slow.node("prefill")
+
+    def kill_after_first(count: int) -> None:
+        if count == 1:
+            os.kill(prefill.pid, signal.SIGKILL)
+
+    events = stream(slow, {**body, "cache_salt": "killed"}, on_event=kill_after_first)
+
+    assert text_of(events) == undisturbed
+    usage = events[-1][1]["usage"]["pdd"]
+    assert usage["path"] == "local"
+    assert usage["decode_computed_prompt_tokens"] > 1, "the decode node had to compute the prompt"
+
+
+def test_pdd_up_starts_the_killed_node_again_and_it_is_used(slow: Cluster) -> None:
+    deadline_s = time.monotonic() + 240
+    while not [n for n in slow.node_list() if n["role"] == "prefill" and n["state"] == "ready"]:
+        assert time.monotonic() < deadline_s, "the prefill node did not come back"
+        time.sleep(0.5)
+    (prefill,) = [n for n in slow.node_list() if n["role"] == "prefill"]
+    assert prefill["boot_epoch"] == 2
+    answer = slow.complete("Welcome back", max_tokens=3, temperature=0.0)
+    assert answer["usage"]["pdd"]["path"] == "disaggregated"
+    assert answer["usage"]["pdd"]["transferred_bytes"] > 0
+
+
+def test_sigterm_ends_every_process_and_leaves_nothing(slow: Cluster) -> None:
+    nodes = slow.node_list()
+    pids = [node["pid"] for node in nodes] + [slow.node("scheduler").pid]
+    below = set().union(*(descendants(pid) for pid in pids))
+    assert below, "engines run in processes of their own"
+
+    started_s = time.monotonic()
+    done = run_cli("down", "--state-dir", str(slow.state_dir))
+    assert done.returncode == 0, done.stderr
+    print(f"pdd down took {time.monotonic() - started_s:.1f} s")
+    alive = [pid for pid in [*pids, *sorted(below)] if process_exists(pid)]
+    assert not alive
+    left = [p for p in leftovers() if "pair" not in p]
+    assert not [p for p in left if any(str(pid) in p for pid in below)], left
+
+
+def stream(
+    cluster: Cluster, body: dict[str, Any], *, on_event: Any = None
+) -> list[tuple[float, dict[str, Any]]]:
+    """Every event with the moment at which it came; the last one carries the usage."""
+    events: list[tuple[float, dict[str, Any]]] = []
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    with httpx.stream(
+        "POST", f"{cluster.http}/v1/completions", json=asked, timeout=120
+    ) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            events.append((time.monotonic(), event))
+            if on_event is not None:
+                on_event(len(events))
+    return events
+
+
+def text_of(events: list[tuple[float, dict[str, Any]]]) -> str:
+    return "".join(choice["text"] for _, event in events for choice in event["choices"])
+
+
+def leftovers() -> list[str]:
+    """Shared memory of vLLM and multiprocessing that names one of our processes."""
+    return [str(path) for path in Path("/dev/shm").iterdir()]

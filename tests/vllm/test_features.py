@@ -1,0 +1,117 @@
+"""Parameters that a hand-over between engines could get wrong: each equals co-located serving."""
+
+from typing import Any
+
+import pytest
+
+from tests.vllm.answers import FEATURE_PROMPT, FEATURES
+from tests.vllm.cluster import Cluster
+from tests.vllm.prompts import MAX_TOKENS
+
+STAYS_ON_ONE_ENGINE = {"presence penalty", "frequency penalty", "bad words", "json"}
+EOS = 2
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_equals_colocated_serving(
+    pair: Cluster, references: dict[str, dict[str, Any]], feature: str
+) -> None:
+    answer = pair.complete(
+        FEATURE_PROMPT, max_tokens=MAX_TOKENS, cache_salt=feature, **FEATURES[feature]
+    )
+    colocated = references["features"][feature]
+
+    assert answer["choices"] == colocated["choices"]
+    assert answer["usage"]["completion_tokens"] == colocated["usage"]["completion_tokens"]
+    path = "local" if feature in STAYS_ON_ONE_ENGINE else "disaggregated"
+    assert answer["usage"]["pdd"]["path"] == path
+    if path == "disaggregated":
+        assert answer["usage"]["pdd"]["transferred_bytes"] > 0
+        assert answer["usage"]["pdd"]["decode_computed_prompt_tokens"] <= 1
+
+
+def test_min_tokens_holds_back_the_end_token_on_both_engines(pair: Cluster) -> None:
+    answer = pair.complete(
+        "Hello", max_tokens=20, min_tokens=5, temperature=0.0, logit_bias={str(EOS): 100.0}
+    )
+
+    assert answer["choices"][0]["token_ids"][5:] == [EOS]
+    assert EOS not in answer["choices"][0]["token_ids"][:5]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_end_token_as_first_token_ends_the_answer_at_once(pair: Cluster) -> None:
+    answer = pair.complete("Hello", max_tokens=20, temperature=0.0, logit_bias={str(EOS): 100.0})
+
+    assert answer["choices"][0]["token_ids"] == [EOS]
+    assert answer["choices"][0]["text"] == ""
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["usage"]["pdd"]["decode_computed_prompt_tokens"] == 0
+    pair.wait_until_idle(within_s=10.0)
+
+
+def test_one_token_is_answered_by_the_prefill_node_alone(pair: Cluster) -> None:
+    answer = pair.complete("The capital of France is", max_tokens=1, temperature=0.0)
+
+    assert len(answer["choices"][0]["token_ids"]) == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["pdd"]["decode_node"] is None
+    assert answer["usage"]["pdd"]["prefill_node"] == "prefill-0"
+    pair.wait_until_idle(within_s=10.0)
+
+
+def test_a_stop_token_as_first_token_is_named(pair: Cluster) -> None:
+    free = pair.complete("Count: one, two,", max_tokens=3, temperature=0.0)
+    first = free["choices"][0]["token_ids"][0]
+    answer = pair.complete(
+        "Count: one, two,", max_tokens=20, temperature=0.0, stop_token_ids=[first]
+    )
+
+    assert answer["choices"][0]["token_ids"] == [first]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == first
+
+
+def test_a_stop_string_may_span_the_two_engines(pair: Cluster) -> None:
+    free = pair.complete("Count: one, two,", max_tokens=6, temperature=0.0, cache_salt="span")
+    text = free["choices"][0]["text"]
+    first = pair.complete("Count: one, two,", max_tokens=1, temperature=0.0, cache_salt="span-1")
+    border = len(first["choices"][0]["text"])
+    stop = text[border - 1 : border + 1]
+    assert len(stop) == 2
+    answer = pair.complete(
+        "Count: one, two,", max_tokens=20, temperature=0.0, stop=[stop], cache_salt="span-2"
+    )
+
+    assert answer["choices"][0]["text"] == text[: text.index(stop)]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == stop
+    pair.wait_until_idle(within_s=10.0)
+
+
+def test_a_repeated_prompt_is_found_in_both_caches_and_moves_only_what_is_missing(
+    pair: Cluster,
+) -> None:
+    prompt = [700 + i for i in range(300)]  # two full blocks of 128, and 44 tokens
+    cold = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="twice")
+    warm = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="twice")
+    other = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="someone else")
+    block_bytes = cold["usage"]["pdd"]["transferred_bytes"] // 3
+
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
+    assert warm["usage"]["pdd"]["transferred_bytes"] == block_bytes
+    assert warm["usage"]["pdd"]["decode_computed_prompt_tokens"] <= 1
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert other["usage"]["pdd"]["transferred_bytes"] == 3 * block_bytes
+    assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+
+
+def test_the_stage_times_add_up_and_nothing_is_held_afterwards(pair: Cluster) -> None:
+    answer = pair.complete("A short tale:", max_tokens=8, temperature=0.0)
+    stages = [answer["usage"]["pdd"][f"{s}_ms"] for s in ("queue", "prefill", "transfer", "decode")]
+
+    assert all(stage >= 0 for stage in stages)
+    assert sum(stages) > 0
+    pair.wait_until_idle(within_s=10.0)
