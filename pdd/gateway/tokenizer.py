@@ -131,6 +131,7 @@ class HFTokenizer(PooledTokenizer):
             # Once, here: setting these per call, as transformers does, is not safe in threads.
             self._backend.no_truncation()
             self._backend.no_padding()
+        self._warm_up()
 
     @property
     def vocab_size(self) -> int:
@@ -141,6 +142,14 @@ class HFTokenizer(PooledTokenizer):
     def eos_token_id(self) -> int | None:
         token_id = self._tokenizer.eos_token_id
         return None if token_id is None else int(token_id)
+
+    def _warm_up(self) -> None:
+        """Compile the chat template now and not within somebody's time to first token."""
+        try:
+            text = self.render_now(ChatPrompt(messages=[{"role": "user", "content": "hello"}]))
+        except InvalidRequest:
+            text = "hello"  # no template, or one that wants more than this; requests will tell
+        self.encode_now(text, add_special_tokens=False)
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if self._backend is not None:

@@ -21,7 +21,7 @@ from pdd.gateway.schema_completions import CompletionFields
 from pdd.gateway.tokenizer import ChatPrompt
 from tests.unit.gateway.builders import MODEL
 
-EXAMPLES = settings(max_examples=400, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 class PlainTokenizer:
@@ -167,7 +167,7 @@ def test_any_single_field_with_any_value_is_checked_or_refused(chat: bool) -> No
         outcomes["accepted" if isinstance(outcome, Job) else "refused"] += 1
 
     check()
-    assert min(outcomes.values()) > 20, outcomes  # both ways were really taken
+    assert min(outcomes.values()) > 10, outcomes  # both ways were really taken
 
 
 @EXAMPLES

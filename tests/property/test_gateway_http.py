@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pdd.gateway.settings import GatewaySettings
 from tests.unit.gateway.builders import Front, front, script
 
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=75, deadline=None, derandomize=True)
 
 printable = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)
 methods = st.sampled_from(["POST", "GET", "PUT", "HEAD", "OPTIONS", "DELETE"]) | printable

@@ -12,7 +12,7 @@ from pdd.gateway.completions import CompletionReply
 from pdd.gateway.reply import Reply
 from tests.unit.gateway.builders import ended, frames, make_job
 
-EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
 texts = st.lists(st.text(max_size=6), max_size=8)  # st.text has surrogates nowhere, the rest all
 
 

@@ -107,6 +107,7 @@ async def test_all_three_kinds_of_prompt_are_tokenised_as_over_http() -> None:
         assert ids.prompt_token_ids == (5, 6)
         assert "".join(map(chr, conversation.prompt_token_ids)) == "user:x\nassistant:"
         assert (conversation.cache_salt, conversation.priority) == ("s", 3)
+        assert {request.deadline_s for request in player.requests} == {600.0}  # none was set
 
 
 @pytest.mark.parametrize("reason", ["word", 17])
