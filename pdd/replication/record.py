@@ -88,7 +88,7 @@ def decode_record(data: bytes, *, chain: int, sequence: int, offset_bytes: int) 
     if not header.strip(b"\x00"):
         if not has_content(data, offset_bytes):
             return None
-        raise _torn_unless_followed(data, sequence, offset_bytes, "no header before more bytes")
+        raise torn_unless_followed(data, sequence, offset_bytes, "no header before more bytes")
     if not is_header(data, sequence=sequence, offset_bytes=offset_bytes):
         raise Fault(is_torn=False, reason="header checksum does not match")
     length, type_and_flags, mask, _, expected_chain, _ = HEADER.unpack(header)
@@ -100,11 +100,11 @@ def decode_record(data: bytes, *, chain: int, sequence: int, offset_bytes: int) 
     new_chain = zlib.crc32(payload, chain)
     mark = data[start + length : start + length + len(END_MARK)]
     if new_chain != expected_chain or mark != END_MARK:
-        if type_and_flags & MAY_HOLD_ZERO_SECTORS or not _has_zero_sector(
+        if type_and_flags & MAY_HOLD_ZERO_SECTORS or not has_zero_sector(
             data, start_bytes=offset_bytes, end_bytes=start + length + len(END_MARK)
         ):
             raise Fault(is_torn=False, reason="payload checksum does not match")
-        raise _torn_unless_followed(data, sequence, end, "payload is incomplete")
+        raise torn_unless_followed(data, sequence, end, "payload is incomplete")
     try:
         record_type = RecordType(type_and_flags & ~MAY_HOLD_ZERO_SECTORS)
     except ValueError:
@@ -134,7 +134,7 @@ def choose_mask(payload: bytes) -> tuple[int, int]:
     return 0, MAY_HOLD_ZERO_SECTORS
 
 
-def _torn_unless_followed(data: bytes, sequence: int, offset_bytes: int, reason: str) -> Fault:
+def torn_unless_followed(data: bytes, sequence: int, offset_bytes: int, reason: str) -> Fault:
     """A later header proves that the broken record had been synced before."""
     start = -(-offset_bytes // ALIGN_BYTES) * ALIGN_BYTES
     for candidate in range(start, len(data) - HEADER_BYTES + 1, ALIGN_BYTES):
@@ -146,7 +146,7 @@ def _torn_unless_followed(data: bytes, sequence: int, offset_bytes: int, reason:
     return Fault(is_torn=True, reason=reason)
 
 
-def _has_zero_sector(data: bytes, *, start_bytes: int, end_bytes: int) -> bool:
+def has_zero_sector(data: bytes, *, start_bytes: int, end_bytes: int) -> bool:
     """Whether a sector of the record, other than its header's, was never written."""
     sector = (start_bytes // SECTOR_BYTES + 1) * SECTOR_BYTES
     while sector < end_bytes:
