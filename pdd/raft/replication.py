@@ -143,21 +143,21 @@ def on_append_response(state: RaftState, message: AppendResponse) -> None:
         progress.rejected(rejected_index=message.match_index, possible_index=possible_index)
         return
     advanced = progress.acknowledged(message.match_index)
-    _follow_up_ack(state, progress, message.match_index)
+    _follow_up_ack(state, progress)
     if advanced:
         advance_commit(state)
         send_timeout_now_when_caught_up(state)
 
 
-def _follow_up_ack(state: RaftState, progress: Progress, match_index: int) -> None:
+def _follow_up_ack(state: RaftState, progress: Progress) -> None:
+    """Pipeline again once the follower's position is certain."""
     match progress.state:
-        case ProgressState.PROBE if match_index == progress.match_index:
+        case ProgressState.PROBE if progress.next_index == progress.match_index + 1:
             progress.become_replicate()
         case ProgressState.SNAPSHOT if progress.match_index >= state.log.offset_index:
-            progress.become_probe()
             progress.become_replicate()
         case _:
-            pass
+            pass  # an old ack: the probe or the snapshot is still on its way
 
 
 def on_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> None:
