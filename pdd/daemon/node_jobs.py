@@ -73,7 +73,10 @@ class NodeJobs:
         self._transfer_deadline_s = transfer_deadline_s
         self._running: dict[RequestId, _Running] = {}
         self._by_key: dict[str, _Running] = {}
-        self._handed_over: OrderedDict[RequestId, str] = OrderedDict()
+        self._handed_over: OrderedDict[RequestId, tuple[str, JobReports]] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._crash: Exception | None = None
+        self._crashed = asyncio.Event()
         engine.on_ready(self._on_ready)
 
     @property
@@ -84,10 +87,9 @@ class NodeJobs:
     def submit(self, request_id: RequestId, generation: int, job: Job, reports: JobReports) -> None:
         """Start a job. A generation that is not newer than the running one is ignored."""
         former = self._running.get(request_id)
-        if former is not None:
-            if former.generation >= generation:
-                return
-            self.cancel(request_id)
+        if former is not None and former.generation >= generation:
+            return
+        self.cancel(request_id)  # what an older generation runs or has handed over
         running = _Running(
             request_id=request_id,
             generation=generation,
@@ -104,6 +106,8 @@ class NodeJobs:
         self._running[request_id] = running
         self._by_key[job.key] = running
         running.task = asyncio.create_task(self._run(running), name=f"job {job.key}")
+        self._tasks.add(running.task)
+        running.task.add_done_callback(self._tasks.discard)
 
     def first_token(self, request_id: RequestId, generation: int, token_id: int) -> None:
         """Output token 0 of a decode job. Ignored if the job is gone."""
@@ -118,7 +122,7 @@ class NodeJobs:
 
     def cancel(self, request_id: RequestId) -> None:
         """Forget a request in whatever phase it is. Idempotent; its blocks follow at once."""
-        key = self._handed_over.pop(request_id, None)
+        key, _ = self._handed_over.pop(request_id, (None, None))
         if key is not None:
             self._engine.drop_source(key, "cancelled by the scheduler")
         running = self._running.get(request_id)
@@ -131,15 +135,22 @@ class NodeJobs:
 
     def cancel_all(self, reports: JobReports | None = None) -> None:
         """Forget everything, or everything that one scheduler had asked for."""
-        for request_id, running in list(self._running.items()):
-            if reports is None or running.reports is reports:
+        theirs = {request_id: running.reports for request_id, running in self._running.items()}
+        theirs |= {request_id: owner for request_id, (_, owner) in self._handed_over.items()}
+        for request_id, owner in theirs.items():
+            if reports is None or owner is reports:
                 self.cancel(request_id)
 
     async def drained(self) -> None:
         """Wait until every task has ended, cancelled ones included."""
-        tasks = [running.task for running in self._running.values() if running.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def wait_crashed(self) -> None:
+        """Raises what a bug raised inside a job; the daemon ends with it."""
+        await self._crashed.wait()
+        assert self._crash is not None
+        raise self._crash
 
     # --- one job -----------------------------------------------------------------------------
 
@@ -157,6 +168,12 @@ class NodeJobs:
             failure = JobFailure(
                 kind="deadline", message=f"not finished within {job.deadline_s:.1f} s"
             )
+        except Exception as error:
+            # A bug: another node may do better, this one ends (see wait_crashed).
+            log.exception("job_crashed", request_id=running.request_id)
+            failure = JobFailure(kind="engine", message=f"{type(error).__name__}: {error}")
+            self._crash = error
+            self._crashed.set()
         finally:
             self._remove(running)
             self._engine.forget(job.key)
@@ -169,12 +186,16 @@ class NodeJobs:
     async def _generate(self, running: _Running) -> None:
         job = running.job
         if job.emitted_token_ids:
-            running.stream.replay(job.emitted_token_ids)
+            try:
+                running.stream.replay(job.emitted_token_ids)
+            except ValueError as error:  # another process's word, so no bug of this one
+                raise EngineFailed(str(error)) from error
         outputs = self._engine.run(job)
         try:
             async for output in outputs:
                 if self._show(running, output):
                     return
+            raise EngineFailed("the engine gave up the request without saying why")
         finally:
             await outputs.aclose()
 
@@ -227,7 +248,7 @@ class NodeJobs:
         )
 
     def _remember_source(self, running: _Running) -> None:
-        self._handed_over[running.request_id] = running.job.key
+        self._handed_over[running.request_id] = (running.job.key, running.reports)
         while len(self._handed_over) > _HANDED_OVER_MAX:
             self._handed_over.popitem(last=False)
 
