@@ -39,6 +39,7 @@ def make_runner(app: web.Application, *, settings: GatewaySettings) -> web.AppRu
         access_log=None,
         logger=_logger,
         keepalive_timeout=settings.keepalive_timeout_s,
+        lingering_time=settings.linger_s,
         max_line_size=_MAX_HEADER_BYTES,
         max_field_size=_MAX_HEADER_BYTES,
         # Open requests were ended by the application before; this is for what is left of them.

@@ -15,6 +15,8 @@ class GatewaySettings:
         leave in one write and a failure before the first token still gets a status of its own.
     ``write_stall_s``: a client that takes nothing for so long, with ``write_buffer_bytes``
         waiting for it, is disconnected and its request cancelled; nobody else notices.
+    ``linger_s``: after an answer that did not wait for the whole body, how long the rest is read
+        and thrown away before the connection is closed, so that the client sees the answer.
     ``shutdown_grace_s``: at shutdown open requests get so long to end by themselves; then each
         stream ends with an error event.
     """
@@ -27,4 +29,5 @@ class GatewaySettings:
     write_stall_s: float = 60.0
     write_buffer_bytes: int = 64 * 1024
     keepalive_timeout_s: float = 75.0
+    linger_s: float = 5.0
     shutdown_grace_s: float = 2.0

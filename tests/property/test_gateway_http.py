@@ -5,13 +5,19 @@ import json
 import re
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pdd.gateway.settings import GatewaySettings
 from tests.unit.gateway.builders import Front, front, script
 
-EXAMPLES = settings(max_examples=75, deadline=None, derandomize=True)
+# Not shrunk: every example is an exchange on a socket, and short already.
+EXAMPLES = settings(
+    max_examples=75,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
 
 printable = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)
 methods = st.sampled_from(["POST"] * 4 + ["GET"] * 4 + ["PUT", "HEAD", "OPTIONS", "FROB", "g t"])
@@ -89,7 +95,7 @@ def statuses(answer: bytes) -> list[int]:
 def test_a_fuzzed_request_never_gets_a_5xx_and_the_server_lives_on() -> None:
     seen: dict[int, int] = {}
     with asyncio.Runner() as runner:
-        impatient = GatewaySettings(body_timeout_s=0.02, keepalive_timeout_s=0.02)
+        impatient = GatewaySettings(body_timeout_s=0.02, keepalive_timeout_s=0.02, linger_s=0.02)
         context = front(script("a"), settings=impatient)
         served = runner.run(context.__aenter__())
 
