@@ -125,6 +125,8 @@ class Checker:
         self.chosen_index = 0
         self.hashes: dict[int, bytes] = {}
         self.check_count = 0
+        self.rejections = 0
+        """Appends refused by followers, for tests that count round trips."""
 
     # Life of a replica
 
@@ -386,6 +388,8 @@ class Checker:
                     known = core.state.log.term_at(message.match_index)
                     assert entry is not None
                     check(known in (None, entry.term), 7, f"{name} acknowledges a replaced entry")
+            case AppendResponse(rejected=True):
+                self.rejections += 1
             case AppendRequest():
                 self._sent_append(core, message)
             case HeartbeatRequest():
