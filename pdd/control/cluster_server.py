@@ -8,7 +8,7 @@ import grpc
 
 from pdd.control.convert import identity_from_proto
 from pdd.control.outbox import Outbox, OutboxOverflow
-from pdd.control.versions import PROTOCOL_VERSION
+from pdd.control.versions import BATCH_BYTES_MAX, PROTOCOL_VERSION
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 
@@ -86,30 +86,42 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def Attach(self, request_iterator: Any, context: Any) -> None:
         """One node's stream, from hello to end."""
         session = await self._join(context)
-        reason = "the node closed its stream"
-        reader = asyncio.create_task(self._read(session, context))
-        writer = asyncio.create_task(self._write(session, context))
-        closed = asyncio.create_task(session.closed.wait())
+        reason = "its stream broke"
         try:
-            done, _ = await asyncio.wait(
-                {reader, writer, closed}, return_when=asyncio.FIRST_COMPLETED
+            await context.write(
+                cluster_pb2.SchedulerMessage(
+                    welcome=cluster_pb2.Welcome(protocol_version=PROTOCOL_VERSION)
+                )
             )
-            if closed in done:
-                reason = session.close_reason
+            reason = await self._talk(session, context)
+        except asyncio.CancelledError:
+            reason = "connection lost"
+            raise
+        finally:
+            self._handler.node_detached(session, reason)
+        if session.closed.is_set():
+            await context.abort(grpc.StatusCode.ABORTED, reason)
+
+    async def _talk(self, session: NodeSession, context: Any) -> str:
+        """Both directions until either ends; why it ended."""
+        closed = asyncio.create_task(session.closed.wait())
+        talk = {
+            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(self._write(session, context)),
+            asyncio.create_task(session.outbox.wait_overflow()),
+        }
+        try:
+            done, _ = await asyncio.wait({*talk, closed}, return_when=asyncio.FIRST_COMPLETED)
+            reason = session.close_reason or "the node closed its stream"
             for task in done - {closed}:
                 if (error := task.exception()) is not None:
                     if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError, OutboxOverflow)):
                         raise error
                     reason = f"stream broke: {error}"
-        except asyncio.CancelledError:
-            reason = "connection lost"
-            raise
+            return reason
         finally:
-            for task in (reader, writer, closed):
+            for task in (*talk, closed):
                 task.cancel()
-            self._handler.node_detached(session, reason)
-        if session.closed.is_set():
-            await context.abort(grpc.StatusCode.ABORTED, reason)
 
     async def ListNodes(
         self, request: cluster_pb2.ListNodesRequest, context: Any
@@ -120,7 +132,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def _join(self, context: Any) -> NodeSession:
         first = None
         with contextlib.suppress(TimeoutError):
-            first = await asyncio.wait_for(context.read(), timeout=_HELLO_TIMEOUT_S)
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                first = await context.read()
         if first is None or first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "the first message of a stream must be hello"
@@ -138,11 +151,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             self._handler.node_attached(session)
         except JoinRefused as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        await context.write(
-            cluster_pb2.SchedulerMessage(
-                welcome=cluster_pb2.Welcome(protocol_version=PROTOCOL_VERSION)
-            )
-        )
         return session
 
     async def _read(self, session: NodeSession, context: Any) -> None:
@@ -158,14 +166,19 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 def _coalesce(
     messages: list[cluster_pb2.SchedulerMessage],
 ) -> list[cluster_pb2.SchedulerMessage]:
-    """Neighbours of one kind become one message; the order of kinds is kept."""
+    """Neighbours of one kind become one message of bounded size; the order of kinds is kept."""
     merged: list[cluster_pb2.SchedulerMessage] = []
+    room_bytes = 0
     for message in messages:
         kind = message.WhichOneof("message")
-        if merged and merged[-1].WhichOneof("message") == kind == "submits":
+        size_bytes = message.ByteSize()
+        fits = bool(merged) and size_bytes <= room_bytes
+        if fits and merged[-1].WhichOneof("message") == kind == "submits":
             merged[-1].submits.submits.extend(message.submits.submits)
-        elif merged and merged[-1].WhichOneof("message") == kind == "cancels":
+        elif fits and merged[-1].WhichOneof("message") == kind == "cancels":
             merged[-1].cancels.request_ids.extend(message.cancels.request_ids)
         else:
             merged.append(message)
+            room_bytes = BATCH_BYTES_MAX
+        room_bytes -= size_bytes
     return merged

@@ -7,7 +7,7 @@ import grpc
 import structlog
 
 from pdd.control.outbox import Outbox, OutboxOverflow
-from pdd.control.versions import CHANNEL_OPTIONS
+from pdd.control.versions import BATCH_BYTES_MAX, CHANNEL_OPTIONS
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,9 @@ class SchedulerLink:
             call = stub.Attach()
             try:
                 await call.write(cluster_pb2.NodeMessage(hello=self._handler.hello()))
-                welcome = await asyncio.wait_for(call.read(), timeout=_WELCOME_TIMEOUT_S)
+                # Not wait_for: Python 3.11's forgets a cancellation that comes with the answer.
+                async with asyncio.timeout(_WELCOME_TIMEOUT_S):
+                    welcome = await call.read()
                 if welcome is grpc.aio.EOF:
                     return False, False, "closed before the welcome"
                 self._outbox = Outbox()
@@ -97,10 +99,13 @@ class SchedulerLink:
             return True, False, reason
 
     async def _talk(self, call: Any) -> str:
-        reader = asyncio.create_task(self._read(call))
-        writer = asyncio.create_task(self._write(call))
+        talk = {
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._outbox.wait_overflow()),
+        }
         try:
-            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if (error := task.exception()) is not None:
                     if not isinstance(error, (OutboxOverflow, asyncio.InvalidStateError)):
@@ -108,8 +113,8 @@ class SchedulerLink:
                     return str(error)
             return "the scheduler closed the stream"
         finally:
-            reader.cancel()
-            writer.cancel()
+            for task in talk:
+                task.cancel()
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
@@ -122,11 +127,14 @@ class SchedulerLink:
 
 
 def _coalesce(messages: list[cluster_pb2.NodeMessage]) -> list[cluster_pb2.NodeMessage]:
-    """Neighbouring frames become one batch: one message per engine step."""
+    """Neighbouring frames become one batch of bounded size: one message per engine step."""
     merged: list[cluster_pb2.NodeMessage] = []
+    room_bytes = 0
     for message in messages:
+        size_bytes = message.ByteSize()
         both_frames = (
             merged
+            and size_bytes <= room_bytes
             and merged[-1].WhichOneof("message") == "frames"
             and message.WhichOneof("message") == "frames"
         )
@@ -134,4 +142,6 @@ def _coalesce(messages: list[cluster_pb2.NodeMessage]) -> list[cluster_pb2.NodeM
             merged[-1].frames.frames.extend(message.frames.frames)
         else:
             merged.append(message)
+            room_bytes = BATCH_BYTES_MAX
+        room_bytes -= size_bytes
     return merged

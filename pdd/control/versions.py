@@ -7,6 +7,8 @@ PROTOCOL_VERSION = 1
 """Spoken by this build. A scheduler takes nodes of this version and the one before."""
 
 MESSAGE_BYTES_MAX = 16 << 20
+BATCH_BYTES_MAX = 4 << 20
+"""Messages that share one are not merged beyond this: a node's whole work may be moved at once."""
 SERVER_OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

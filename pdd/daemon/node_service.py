@@ -113,12 +113,14 @@ class NodeService:
         )
 
     def _submit(self, link: SchedulerLink, submit: cluster_pb2.Submit) -> None:
-        self._jobs.submit(
-            RequestId(submit.request_id),
-            submit.generation,
-            job_from_submit(submit),
-            self._reports[link],
-        )
+        request_id = RequestId(submit.request_id)
+        try:
+            job = job_from_submit(submit)
+        except ValueError as error:  # a newer scheduler's kind of work: another node may know it
+            failure = JobFailure(kind="engine", message=f"this node cannot do that: {error}")
+            self._reports[link].failed(request_id, submit.generation, failure)
+            return
+        self._jobs.submit(request_id, submit.generation, job, self._reports[link])
 
 
 def job_from_submit(submit: cluster_pb2.Submit) -> Job:

@@ -104,10 +104,18 @@ class SchedulerDriver:
         hello = session.hello
         self._refuse_misfit(hello)
         name = session.identity.name
-        log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         former = self._sessions.get(name)
         if former is not None:
-            former.close("a newer life of this node has joined")
+            self._refuse_intruder(session.identity, former.identity)
+            reason = (
+                "this node has opened another stream"
+                if former.identity == session.identity
+                else "a newer life of this node has joined"
+            )
+            former.close(reason)
+            del self._sessions[name]
+            self._step(NodeLost(identity=former.identity, reason=reason))
+        log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         self._sessions[name] = session
         self._hellos[name] = hello
         self._step(
@@ -168,8 +176,9 @@ class SchedulerDriver:
     def node_detached(self, session: NodeSession, reason: str) -> None:
         """See ``ClusterHandler.node_detached``."""
         name = session.identity.name
-        if self._sessions.get(name) is session:
-            del self._sessions[name]
+        if self._sessions.get(name) is not session:
+            return  # another stream, perhaps of the same life, has taken over, or it was cut
+        del self._sessions[name]
         log.warning("node_lost", node=name, reason=reason)
         self._step(NodeLost(identity=session.identity, reason=reason))
 
@@ -289,7 +298,18 @@ class SchedulerDriver:
         node = session.identity.name
         handing_over = request.prefill == node and request.decode is not None
         if handing_over:
-            assert frame.finish is not None, "a prefill job has one frame"
+            if frame.finish is None or len(frame.token_ids) != 1:
+                self._step(
+                    JobFailed(
+                        request_id=frame.request_id,
+                        generation=generation,
+                        node=node,
+                        message=f"a prefill job gave {len(frame.token_ids)} tokens, not one at "
+                        "its end",
+                        kind=FailureKind.ENGINE,
+                    )
+                )
+                return
             self._step(
                 FirstTokenSampled(
                     request_id=frame.request_id,
@@ -342,14 +362,28 @@ class SchedulerDriver:
     def _disconnect(self, identity: NodeIdentity, reason: str) -> None:
         session = self._sessions.get(identity.name)
         if session is not None and session.identity == identity:
+            log.warning("node_lost", node=identity.name, reason=reason)
             session.close(reason)
             del self._sessions[identity.name]
+
+    def _refuse_intruder(self, identity: NodeIdentity, present: NodeIdentity) -> None:
+        """A name belongs to the node that is attached, and to its later lives."""
+        if identity.uuid != present.uuid:
+            raise JoinRefused(
+                f"the name {identity.name} is in use by {present}; this is {identity}: give one "
+                "of the two nodes another node.name"
+            )
+        if identity.boot_epoch < present.boot_epoch:
+            raise JoinRefused(f"{identity} is a former life of {present}")
 
     def _refuse_misfit(self, hello: cluster_pb2.Hello) -> None:
         """Compare a node with the cluster, key by key."""
         name = hello.identity.name
         if hello.role not in (Role.PREFILL, Role.DECODE):
             raise JoinRefused(f"node {name} has role {hello.role!r}; only nodes attach")
+        for field, least in (("block_size", 1), ("block_count", 2), ("max_num_seqs", 1)):
+            if (value := getattr(hello, field)) < least:
+                raise JoinRefused(f"node {name} has {field} = {value}, the least is {least}")
         if hello.model != self._model:
             raise JoinRefused(
                 f"node {name} serves model {hello.model!r}, this cluster {self._model!r}"

@@ -1,0 +1,276 @@
+"""Requests through the whole control path: driver, streams, nodes' jobs; scripted engines."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from pdd.core.errors import InvalidRequest, NodeUnavailable, RequestFailed
+from pdd.core.frames import FinishReason
+from pdd.core.requests import Delta, Ended, GenerateRequest, GenerationEvent, Path, Planned
+from pdd.daemon import request_stream
+from pdd.engine.port import EngineFailed, JobFacts
+from tests.builders import make_request
+from tests.unit.daemon.fake_engine import Run, ids_of, out
+from tests.unit.daemon.grpc_cluster import WAIT_S, Client, GrpcCluster, Node, grpc_cluster
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with capture_logs():
+        yield
+
+
+def text_request(request_id: str = "r1", **fields: Any) -> GenerateRequest:
+    return make_request(request_id, prompt_token_ids=ids_of("prompt"), **fields)
+
+
+def generate(cluster: GrpcCluster, request: GenerateRequest) -> Client:
+    return Client(cluster.scheduler.driver.generate(request))
+
+
+def tokens_of(events: list[GenerationEvent]) -> list[int]:
+    return [
+        token for event in events if isinstance(event, Delta) for token in event.frame.token_ids
+    ]
+
+
+def text_of(events: list[GenerationEvent]) -> str:
+    return "".join(event.frame.text for event in events if isinstance(event, Delta))
+
+
+async def closed(run: Run) -> None:
+    await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+
+
+async def token_given(run: Run) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while run.first_token_id is None:  # noqa: ASYNC110 - the fake engine has no event for it
+            await asyncio.sleep(0.001)
+
+
+async def prefilled(prefill: Node, decode: Node, key: str = "r1/0") -> Run:
+    """The first token is there and the decode node may go on; its run."""
+    (await prefill.engine.job(key)).feed(out("a", finish=FinishReason.LENGTH))
+    run = await decode.engine.job(key)
+    await token_given(run)
+    return run
+
+
+async def test_a_disaggregated_request_from_plan_to_usage() -> None:
+    async with grpc_cluster() as cluster:
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        client = generate(cluster, text_request())
+        prefill.engine.job_facts["r1/0"] = JobFacts(cached_tokens=2, computed_prompt_tokens=4)
+        run = await prefilled(prefill, decode)
+        assert run.job.source is not None
+        assert run.job.source.name == "prefill-0"
+        assert run.job.source.control_address == "prefill-0:1"
+        assert run.job.source.ucx_addresses == (b"ucx",)
+        assert run.first_token_id == 0
+        decode.engine.ready("r1/0", transferred_bytes=4096, computed_prompt_tokens=1)
+        run.feed(out("b"), out("cd"), out("e", eos=True))
+        events = await client.all()
+
+        assert isinstance(events[0], Planned)
+        assert events[0].plan.path is Path.DISAGGREGATED
+        assert text_of(events) == "abcde"
+        assert tokens_of(events) == [0, 1, 2, 3, 4, 26]
+        ended = events[-1]
+        assert isinstance(ended, Ended)
+        assert ended.finish.reason is FinishReason.STOP
+        assert ended.usage.prompt_tokens == 6
+        assert ended.usage.completion_tokens == 6
+        assert ended.usage.cached_tokens == 2
+        assert ended.usage.transferred_bytes == 4096
+        assert ended.usage.decode_computed_prompt_tokens == 1
+        assert not cluster.scheduler.core.requests
+        assert cluster.scheduler.driver.running_request_count == 0
+
+
+async def test_the_client_has_the_first_token_before_the_decode_node_is_ready() -> None:
+    async with grpc_cluster() as cluster:
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        client = generate(cluster, text_request())
+        await prefilled(prefill, decode)
+        assert text_of(await client.seen(2)) == "a"
+        await client.leave()
+
+
+async def test_everything_that_was_asked_for_reaches_the_engines() -> None:
+    async with grpc_cluster() as cluster:
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        request = text_request(
+            temperature=0.5,
+            seed=2**63 - 1,
+            top_k=5,
+            stop=("zz",),
+            logit_bias=((3, 1.5),),
+            allowed_token_ids=(1, 2),
+            logprobs=0,
+            skip_special_tokens=False,
+        )
+        client = generate(cluster, request)
+        for node in (prefill, decode):
+            job = (await node.engine.job("r1/0")).job
+            assert job.sampling == request.sampling
+            assert job.prompt_token_ids == request.prompt_token_ids
+        await client.leave()
+
+
+class TestAPrefillNodeDies:
+    async def test_before_the_first_token_another_computes_the_prompt(self) -> None:
+        async with grpc_cluster() as cluster:
+            first = await cluster.join("prefill-0")
+            second, decode = await cluster.join("prefill-1"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            await first.engine.job("r1/0")
+            waiting = await decode.engine.job("r1/0")
+            await first.kill()
+            run = await prefilled(second, decode, "r1/1")
+            assert waiting.closed
+            assert run.job.source is not None
+            assert run.job.source.name == "prefill-1"
+            decode.engine.ready("r1/1")
+            run.feed(out("b", eos=True))
+            assert text_of(await client.all()) == "ab"
+
+    async def test_after_the_first_token_the_decode_node_computes_the_prompt(self) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            await prefilled(prefill, decode)
+            await client.seen(2)
+            await prefill.kill()
+            run = await decode.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ids_of("a")
+            run.feed(out("b", eos=True))
+            events = await client.all()
+            assert text_of(events) == "ab"
+            assert tokens_of(events) == [0, 1, 26]
+            assert isinstance(events[-1], Ended)
+            assert events[-1].usage.path is Path.LOCAL
+
+
+class TestADecodeNodeDies:
+    async def test_mid_stream_another_goes_on_and_each_token_is_seen_once(self) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            run = await prefilled(prefill, decode)
+            decode.engine.ready("r1/0")
+            run.feed(out("b"), out("c"))
+            await client.seen(4)
+            other = await cluster.join("decode-1")
+            await decode.kill()
+            run = await other.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ids_of("abc")
+            run.feed(out("d"), out("e", eos=True))
+            events = await client.all()
+            assert text_of(events) == "abcde"
+            assert tokens_of(events) == [0, 1, 2, 3, 4, 26]
+            assert sum(isinstance(event, Planned) for event in events) == 1
+
+    async def test_and_comes_back_the_request_goes_on_there(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            (await decode.engine.job("r1/0")).feed(out("ab"))
+            await client.seen(2)
+            await decode.kill()
+            again = await cluster.join("decode-0", boot_epoch=2)
+            run = await again.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ids_of("ab")
+            run.feed(out("c", eos=True))
+            assert text_of(await client.all()) == "abc"
+
+    async def test_output_that_looks_back_is_ended_with_an_error(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            await cluster.join("decode-1")
+            client = generate(cluster, text_request(presence_penalty=0.5))
+            (await decode.engine.job("r1/0")).feed(out("a"))
+            await client.seen(2)
+            await decode.kill()
+            with pytest.raises(RequestFailed, match="presence_penalty"):
+                await client.all()
+
+    async def test_its_engine_alone_another_goes_on(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            other = await cluster.join("decode-1")
+            client = generate(cluster, text_request())
+            run = await decode.engine.job("r1/0")
+            run.feed(out("a"), EngineFailed("the engine died"))
+            run = await other.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ids_of("a")
+            run.feed(out("b", eos=True))
+            assert text_of(await client.all()) == "ab"
+
+
+class TestAClientLeaves:
+    async def test_while_the_prompt_is_computed(self) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            runs = [await node.engine.job("r1/0") for node in (prefill, decode)]
+            await client.leave()
+            for run in runs:
+                await closed(run)
+            assert not cluster.scheduler.core.requests
+
+    async def test_during_the_transfer(self) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            run = await prefilled(prefill, decode)
+            await client.leave()
+            await closed(run)
+            async with asyncio.timeout(WAIT_S):
+                while "r1/0" not in prefill.engine.dropped:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+    async def test_too_slowly_it_is_ended_and_its_nodes_are_freed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(request_stream, "WAITING_EVENT_COUNT_MAX", 3)
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            events = cluster.scheduler.driver.generate(text_request())
+            assert isinstance(await anext(events), Planned)
+            run = await decode.engine.job("r1/0")
+            run.feed(*(out("a") for _ in range(20)))
+            await closed(run)
+            with pytest.raises(RequestFailed, match="too slow"):
+                async for _ in events:
+                    pass
+            assert not cluster.scheduler.core.requests
+
+
+class TestErrors:
+    async def test_no_node_is_a_refusal_before_the_plan(self) -> None:
+        async with grpc_cluster() as cluster:
+            client = generate(cluster, text_request())
+            with pytest.raises(NodeUnavailable, match="no decode node"):
+                await client.all()
+            assert client.events == []
+
+    async def test_what_the_engine_refuses_is_the_clients_fault(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            (await decode.engine.job("r1/0")).feed(InvalidRequest("min_p is odd"))
+            with pytest.raises(InvalidRequest, match="min_p is odd"):
+                await client.all()
+
+    async def test_a_prefill_node_that_hands_over_nothing_is_not_believed(self) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            (await prefill.engine.job("r1/0")).feed(out("", finish=FinishReason.LENGTH))
+            run = await decode.engine.job("r1/1")
+            run.feed(out("a", eos=True))
+            assert text_of(await client.all()) == "a"
+            assert cluster.scheduler.states() == {"prefill-0": "ready", "decode-0": "ready"}
