@@ -65,7 +65,10 @@ class _OsFile:
             raise _failed("fsync", self._path, error) from error
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Twice is harmless: a second close of the number could hit somebody else's file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class OsFileSystem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pdd.raft.config import RaftConfig, voters_hash
 from pdd.raft.ready import Ready
-from pdd.raft.values import EMPTY_HARD_STATE, Entry, HardState, Snapshot
+from pdd.raft.values import EMPTY_HARD_STATE, Entry, HardState, Snapshot, SnapshotMeta
 from pdd.replication.batch import Batch, Marker, MarkerKind, StorageIdentity
 from pdd.replication.errors import REPLACE_ADVICE, DamagedError, StorageMissingError
 from pdd.replication.filesystem import FileSystem
@@ -59,9 +59,23 @@ class Storage:
             self._unsynced_marker = None
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        """A snapshot of the own state, taken at an applied index. Then `RaftCore.compact`."""
+        """A snapshot of the own state, taken at an applied index. Then `RaftCore.compact`.
+
+        The two halves may also be called apart, `write_snapshot_file` from another thread, so that
+        a large file does not hold up the log. Raises: StorageFailedError.
+        """
+        self.write_snapshot_file(snapshot)
+        self.mark_snapshot(snapshot.meta)
+
+    def write_snapshot_file(self, snapshot: Snapshot) -> None:
+        """Durable, but not counted before `mark_snapshot`. Raises: StorageFailedError."""
         write_snapshot(self._files, snapshot)
-        marker = Marker(meta=snapshot.meta, kind=MarkerKind.LOCAL)
+
+    def mark_snapshot(self, meta: SnapshotMeta) -> None:
+        """From the thread that writes the log. Raises: StorageFailedError."""
+        if meta.index <= self._wal.snapshot.index:
+            return  # one installed from the leader has overtaken it
+        marker = Marker(meta=meta, kind=MarkerKind.LOCAL)
         self._wal.write(Batch(marker=marker))
         self._wal.sync()
         self._remove_covered(marker)

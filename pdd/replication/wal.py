@@ -58,7 +58,8 @@ class Wal:
         self._current = current
         self._file = file
         self._hard_state = hard_state
-        self._snapshot = snapshot
+        self.snapshot = snapshot
+        """Of the newest marker written."""
         self._segment_bytes = segment_bytes
         self._unsynced = False
         self._failed = False
@@ -86,7 +87,7 @@ class Wal:
         if batch.hard_state is not None:
             self._hard_state = batch.hard_state
         if batch.marker is not None:
-            self._snapshot = batch.marker.meta
+            self.snapshot = batch.marker.meta
         self._unsynced = True
         self._failed = False
 
@@ -102,7 +103,7 @@ class Wal:
         """Remove closed segments whose entries the newest (durable) marker covers."""
         self._check_usable()
         assert not self._unsynced, "the marker must be durable before anything is removed"
-        while self._closed and self._closed[0].last_entry_index <= self._snapshot.index:
+        while self._closed and self._closed[0].last_entry_index <= self.snapshot.index:
             self._files.remove(segment_name(self._closed.pop(0).sequence))
             # One at a time: a crash must not leave a gap in the sequence.
             self._files.sync_directory()
@@ -122,7 +123,7 @@ class Wal:
             previous_chain=self._current.chain,
             size_bytes=self._segment_bytes,
             hard_state=self._hard_state,
-            snapshot=self._snapshot,
+            snapshot=self.snapshot,
         )
         start = _sized(start, payload_bytes)
         self._file.close()

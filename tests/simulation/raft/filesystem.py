@@ -62,11 +62,11 @@ class SimFileSystem:
         self._unsynced: list[Callable[[dict[str, SimFile]], None]] = []
         self.fuse: int | None = None
         self.failing: str | None = None
-        """Kind of call that fails from now on: "fsync" or "write"."""
+        """Kind of call that fails from now on: "fsync", "write" or "create"."""
 
     def burn(self, kind: str) -> None:
         if self.failing == kind:
-            raise StorageFailedError(f"cannot {kind} simulated disk: Input/output error (errno 5)")
+            raise StorageFailedError(f"cannot {kind} simulated disk: errno 5")
         if self.fuse is not None:
             if self.fuse == 0:
                 raise PowerCut(kind)

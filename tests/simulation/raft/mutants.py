@@ -168,11 +168,8 @@ def _fixed_timeout(state: Any) -> int:
 
 
 def _save_marker_before_file(self: storage.Storage, snapshot: Any) -> None:
-    marker = storage.Marker(meta=snapshot.meta, kind=storage.MarkerKind.LOCAL)
-    self._wal.write(storage.Batch(marker=marker))
-    self._wal.sync()
-    self._remove_covered(marker)
-    storage.write_snapshot(self._files, snapshot)
+    self.mark_snapshot(snapshot.meta)
+    self.write_snapshot_file(snapshot)
 
 
 def _save_removing_first(self: storage.Storage, snapshot: Any) -> None:

@@ -21,6 +21,7 @@ from pdd.raft.ready import Ready
 from pdd.raft.sessions import SessionedStateMachine
 from pdd.raft.state import Role
 from pdd.raft.values import NodeId, Snapshot, SnapshotMeta
+from pdd.replication.errors import StorageFailedError
 from pdd.replication.storage import Storage, open_storage
 from tests.simulation.raft.checker import check
 from tests.simulation.raft.filesystem import PowerCut, SimFileSystem
@@ -81,6 +82,7 @@ class SimNode:
 
     def boot(self) -> None:
         """Recover from the disk, as the daemon would, and compare with what it must hold."""
+        self.files.failing = None
         self.storage, restart = open_storage(
             self.files, self.config, may_create=True, segment_bytes=self.settings.segment_bytes
         )
@@ -123,6 +125,7 @@ class SimNode:
         if not self.alive:
             return
         self.world.note("crash", self.name, why)
+        self.world.counts["disk_failed"] += "errno" in why
         self.alive = False
         self.life += 1
         self.inbox.clear()
@@ -198,7 +201,7 @@ class SimNode:
         try:
             self._maybe_light_fuse(0.3 if ready.snapshot else 0.01)
             self.storage.write(ready)
-        except PowerCut as cut:
+        except (PowerCut, StorageFailedError) as cut:
             self.crash(f"during write: {cut}")
             return
         life = self.life
@@ -214,7 +217,7 @@ class SimNode:
             return
         try:
             self.storage.sync()
-        except PowerCut as cut:
+        except (PowerCut, StorageFailedError) as cut:
             self.crash(f"during sync: {cut}")
             return
         self.files.fuse = None
@@ -295,7 +298,7 @@ class SimNode:
         try:
             self._maybe_light_fuse(0.15)
             self.storage.save_snapshot(snapshot)
-        except PowerCut as cut:
+        except (PowerCut, StorageFailedError) as cut:
             self.crash(f"during snapshot: {cut}")
             return
         self.files.fuse = None

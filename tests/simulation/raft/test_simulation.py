@@ -36,6 +36,7 @@ def test_the_universes_contain_what_they_are_for() -> None:
         "operations": 10_000,
         "boots": 1_000,
         "blocked": 10_000,
+        "disk_failed": 50,
         "InstallSnapshot": 100,
         "TimeoutNow": 50,
         "reads": 2_000,

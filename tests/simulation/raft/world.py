@@ -293,6 +293,16 @@ class World:
         node = self._some()
         node.slow_fsync = not node.slow_fsync
 
+    def _disk_fails(self) -> None:
+        """The next write or fsync fails, and the replica must end rather than acknowledge."""
+        node = self._some()
+        node.files.failing = self.rng.choice(("fsync", "write", "create"))
+        self.after(self.rng.randint(300, 1_500), self._disk_replaced, node)
+
+    def _disk_replaced(self, node: SimNode) -> None:
+        node.files.failing = None
+        self._restart(node)
+
     def _skew(self) -> None:
         self.tick_ms[self._some().name] = self.rng.choice(SKEWED_TICKS_MS)
 
@@ -313,6 +323,7 @@ class World:
             self.tick_ms[node.name] = TICK_MS
             node.slow_fsync = False
             node.files.fuse = None
+            node.files.failing = None
             if not node.alive:
                 self._restart(node)
             self._resume(node)
@@ -367,6 +378,7 @@ _ACTIONS = (
     World._pause,
     World._pause,
     World._slow_disk,
+    World._disk_fails,
     World._skew,
     World._transfer,
 )

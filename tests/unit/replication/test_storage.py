@@ -136,6 +136,18 @@ def test_a_power_cut_at_any_call_of_a_snapshot_loses_nothing() -> None:
     assert snapshots_found == {1, 3}, "both outcomes must have been played"
 
 
+def test_a_local_snapshot_that_an_installed_one_overtook_is_forgotten() -> None:
+    files = SimFileSystem()
+    storage, _ = start(files)
+    persist(storage, ready_with(1, 1, 1))
+    storage.write_snapshot_file(snapshot_at(2))
+    persist(storage, ready_with(4, first_index=11, snapshot=snapshot_at(10, term=4)))
+    storage.mark_snapshot(SnapshotMeta(index=2, term=1))
+    _, restart = start(files)
+    assert restart.snapshot == snapshot_at(10, term=4)
+    assert [e.index for e in restart.entries] == [11]
+
+
 def test_a_missing_or_changed_snapshot_file_is_damage() -> None:
     files = SimFileSystem()
     storage, _ = start(files)
@@ -172,6 +184,23 @@ def test_the_real_file_system_keeps_what_was_written(tmp_path: Path) -> None:
     assert [(e.index, e.term) for e in restart.entries] == [(3, 2), (4, 2)]
     assert restart.hard_state.term == 2
     assert (tmp_path / "raft").stat().st_mode & 0o077 == 0, "no other user may read the log"
+
+
+def test_a_full_disk_when_a_segment_is_due_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, _ = start(OsFileSystem(tmp_path))
+
+    def fail(descriptor: int, offset_bytes: int, size_bytes: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    big = ready_with(*[1] * 400)
+    with pytest.raises(StorageFailedError, match=r"allocate .* bytes .*No space left"):
+        persist(storage, big)
+    monkeypatch.undo()
+    with pytest.raises(StorageFailedError, match="failed before"):
+        persist(storage, big)
 
 
 @pytest.mark.parametrize("number", [5, 28], ids=["EIO", "ENOSPC"])
