@@ -1,6 +1,7 @@
 """``pdd serve --role prefill|decode``: one engine, its links to schedulers and peers."""
 
 import asyncio
+import math
 import shutil
 import tempfile
 import time
@@ -33,6 +34,8 @@ from pdd.rpc.v1 import node_pb2, node_pb2_grpc
 from pdd.transfer.settings import TransferFaults, TransferSettings
 
 log = structlog.get_logger(__name__)
+
+_STATUS_CHECK_INTERVAL_S = 0.1
 
 
 def run(config: Config) -> int:
@@ -169,16 +172,19 @@ class _NodeDaemon:
             await server.stop(grace=0.5)
 
     async def _report_status(self, service: NodeService, links: list[SchedulerLink]) -> None:
-        watchdog_s = notify.watchdog_interval_s()
-        interval_s = self._config.node.status_interval_s
-        if watchdog_s is not None:
-            interval_s = min(interval_s, watchdog_s)
+        """A heartbeat at fixed intervals, and news within a tenth of a second."""
+        interval_s = min(
+            self._config.node.status_interval_s, notify.watchdog_interval_s() or math.inf
+        )
         while True:
             for link in links:
                 service.send_status(link)
-            if watchdog_s is not None:
-                notify.notify_watchdog()
-            await asyncio.sleep(interval_s)
+            notify.notify_watchdog()
+            next_s = self._clock() + interval_s
+            while self._clock() < next_s:
+                await asyncio.sleep(min(_STATUS_CHECK_INTERVAL_S, interval_s))
+                for link in links:
+                    service.send_status_if_changed(link)
 
 
 def load_tokenizer(model: Path) -> Tokenizer:

@@ -11,7 +11,7 @@ from pdd.control.versions import PROTOCOL_VERSION
 from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, RequestId, Role
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
-from pdd.engine.port import Engine, EngineInfo, Job, JobFacts
+from pdd.engine.port import Engine, EngineInfo, EngineStats, Job, JobFacts
 from pdd.rpc.v1 import cluster_pb2
 
 log = structlog.get_logger(__name__)
@@ -39,6 +39,7 @@ class NodeService:
         self._info = info
         self._jobs = jobs
         self._reports: dict[SchedulerLink, JobReports] = {}
+        self._told: dict[SchedulerLink, tuple[EngineStats, str]] = {}
         self.degraded_reason = ""
 
     def hello(self) -> cluster_pb2.Hello:
@@ -76,6 +77,7 @@ class NodeService:
 
     def scheduler_lost(self, link: SchedulerLink, reason: str) -> None:
         """Its clients are gone with it, or ask elsewhere: free what it had asked for."""
+        self._told.pop(link, None)
         reports = self._reports.pop(link, None)
         if reports is not None:
             self._jobs.cancel_all(reports)
@@ -98,9 +100,15 @@ class NodeService:
             case other:
                 log.warning("scheduler_message_ignored", kind=other)
 
+    def send_status_if_changed(self, link: SchedulerLink) -> None:
+        """Tell that scheduler what it does not know yet."""
+        if self._told.get(link) != (self._engine.stats(), self.degraded_reason):
+            self.send_status(link)
+
     def send_status(self, link: SchedulerLink) -> None:
         """The engine's latest counts."""
         stats = self._engine.stats()
+        self._told[link] = (stats, self.degraded_reason)
         link.send(
             cluster_pb2.NodeMessage(
                 status=cluster_pb2.NodeStatus(

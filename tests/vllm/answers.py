@@ -25,9 +25,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words": ["the", " the"], "temperature": 0.0},
     "logit bias": {"logit_bias": {"504": 30.0}, "temperature": 0.9, "seed": 4},
     "allowed tokens": {"allowed_token_ids": [253, 281, 260, 30], "temperature": 1.0, "seed": 8},
-    "stop string": {"stop": [" is"], "temperature": 0.0},
+    "stop string": {"stop": [" the"], "temperature": 0.0},
     "stop string kept": {
-        "stop": [" is"],
+        "stop": [" the"],
         "include_stop_str_in_output": True,
         "temperature": 0.0,
     },

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.vllm.cluster import Cluster, is_idle
+from tests.vllm.cluster import Cluster
 
 BODY = {"max_tokens": 600, "ignore_eos": True, "stream": True, "temperature": 0.0}
 STEP_S = 15.0
@@ -35,7 +35,6 @@ def test_leaving_after_some_tokens_frees_everything(pair: Cluster, event_count: 
             seen += line.startswith("data: ")
             if seen == event_count:
                 break
-        assert not is_idle(pair.node_gauges()) or event_count == 1
     pair.wait_until_idle(within_s=STEP_S + 1.0)
 
 

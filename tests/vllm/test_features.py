@@ -25,6 +25,7 @@ def test_a_feature_equals_colocated_serving(
     assert answer["usage"]["completion_tokens"] == colocated["usage"]["completion_tokens"]
     path = "local" if feature in STAYS_ON_ONE_ENGINE else "disaggregated"
     assert answer["usage"]["pdd"]["path"] == path
+    assert answer["usage"]["completion_tokens"] > 1, "pick parameters that need both engines"
     if path == "disaggregated":
         assert answer["usage"]["pdd"]["transferred_bytes"] > 0
         assert answer["usage"]["pdd"]["decode_computed_prompt_tokens"] <= 1
