@@ -1,6 +1,6 @@
 """What the rooms need from each other, as protocols. ``daemon`` fills them with real objects."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from pdd.core.requests import GenerateRequest, GenerationEvent
@@ -15,7 +15,7 @@ class Clock(Protocol):
 class Inference(Protocol):
     """The scheduler as the front door (HTTP, gRPC) sees it."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Run one request: ``Planned``, then ``Delta``s, then one ``Ended``.
 
         Closing the iterator early (``aclose``) cancels the request on every node.

@@ -102,10 +102,13 @@ class _SchedulerDaemon:
         finally:
             notify.notify_stopping()
             log.info("scheduler_stopping", open_requests=self._driver.running_request_count)
-            await runner.cleanup()
+            async with asyncio.TaskGroup() as stopping:
+                stopping.create_task(runner.cleanup())
+                stopping.create_task(inference.stop(grace_s=settings.shutdown_grace_s))
             await server.stop(grace=0.5)
             for task in background:
                 task.cancel()
+            tokenizer.close()
 
     def _bind_grpc(self, server: grpc.aio.Server) -> str:
         listen = self._config.grpc.listen

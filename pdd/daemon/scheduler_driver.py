@@ -4,7 +4,7 @@ Token frames do not pass through the core; only a request's first token and its 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import structlog
 
@@ -69,7 +69,7 @@ class SchedulerDriver:
 
     # --- for the front door ------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See ``Inference.generate``."""
         stream = RequestStream()
         self._streams[request.request_id] = stream

@@ -7,7 +7,6 @@ closed in every case: whoever leaves this context early has cancelled the reques
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import cast
 
 from pdd.core.errors import RequestFailed
 from pdd.core.frames import Frame
@@ -60,7 +59,7 @@ async def running(
         AdmissionRejected, NodeUnavailable: nothing was started.
     """
     # The port promises an iterator with aclose, which is what a generator is.
-    events = cast("AsyncGenerator[GenerationEvent, None]", inference.generate(request))
+    events = inference.generate(request)
     async with aclosing(events):
         first = await anext(events, None)
         if not isinstance(first, Planned):
