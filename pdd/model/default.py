@@ -96,8 +96,8 @@ def find_gguf() -> Path:
         if path.name == _GGUF_NAME and path.is_file():
             return path
     raise ConfigError(
-        f"the package {_PACKAGE} with {_GGUF_NAME} is not installed; "
-        "run `bin/pdd setup`, or give --model a folder"
+        f"the package {_PACKAGE} with {_GGUF_NAME} is not installed (the base install leaves it "
+        "out); run `PDD_EXTRA=cpu bin/pdd setup` (or cuda), or give --model a folder"
     )
 
 

@@ -193,7 +193,7 @@ def test_too_little_room_is_refused_before_anything_is_written(
 def test_missing_package_says_what_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PDD_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(default, "_PACKAGE", "pdd-no-such-package")
-    with pytest.raises(ConfigError, match=r"is not installed; run `bin/pdd setup`"):
+    with pytest.raises(ConfigError, match=r"is not installed.*run `PDD_EXTRA=cpu bin/pdd setup`"):
         default.ensure_default_model(refuse)
     assert names_in(tmp_path / "models") == [".SmolLM2-135M-Instruct.lock"]
 
