@@ -19,8 +19,8 @@ Counters       up         the transfer engine's counters, at most once a second
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
 
 import msgpack
 
@@ -95,6 +95,9 @@ _TYPES = {
     kind.__name__: kind
     for kind in (Hello, Progress, Ready, LoadFailed, Control, FirstToken, DropSource, Counters)
 }
+_FIELD_TYPES = {
+    kind: {field.name: field.type for field in fields(kind)} for kind in _TYPES.values()
+}
 
 
 class LinkError(Exception):
@@ -134,8 +137,22 @@ class Decoder:
 
 def _decode_body(body: bytes) -> LinkMessage:
     try:
-        fields: dict[str, Any] = msgpack.unpackb(body)
-        message: LinkMessage = _TYPES[fields.pop("t")](**fields)
+        values: dict[str, Any] = msgpack.unpackb(body)
+        message: LinkMessage = _TYPES[values.pop("t")](**values)
+        for name, kind in _FIELD_TYPES[type(message)].items():
+            if not _fits(getattr(message, name), kind):
+                raise TypeError(f"{name} of {type(message).__name__} is no {kind}")  # noqa: TRY301
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise LinkError(f"malformed frame of {len(body)} bytes: {error}") from error
     return message
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value from the wire is of a field's type; an int may stand for a float."""
+    if kind is float:
+        return isinstance(value, int | float)
+    if of := get_args(kind):
+        return isinstance(value, dict) and all(
+            _fits(key, of[0]) and _fits(entry, of[1]) for key, entry in value.items()
+        )
+    return isinstance(value, kind)

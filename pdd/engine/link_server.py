@@ -27,6 +27,7 @@ class LinkServer:
         self._rank_count = rank_count
         self._on_message = on_message
         self._connections: dict[int, _Connection] = {}
+        self._open: set[_Connection] = set()
         self._hellos: dict[int, Hello] = {}
         self._all_here: asyncio.Future[list[Hello]] = asyncio.get_running_loop().create_future()
         self._server: asyncio.Server | None = None
@@ -57,13 +58,21 @@ class LinkServer:
         """Stop listening and cut all links."""
         if self._server is not None:
             self._server.close()
-        for connection in self._connections.values():
+        for connection in list(self._open):
             connection.close()
         self._connections.clear()
 
+    def opened(self, connection: "_Connection") -> None:
+        """Somebody has connected; not known yet who."""
+        self._open.add(connection)
+
+    def lost(self, connection: "_Connection") -> None:
+        """A connection has ended."""
+        self._open.discard(connection)
+
     def admit(self, hello: Hello, connection: "_Connection") -> None:
         """A first message has come in. Raises LinkError for a stranger."""
-        if not secrets.compare_digest(hello.secret, self.secret):
+        if not secrets.compare_digest(hello.secret.encode(), self.secret.encode()):
             raise LinkError("wrong secret")
         if not 0 <= hello.rank < self._rank_count or hello.rank in self._hellos:
             raise LinkError(f"unexpected rank {hello.rank} of {self._rank_count}")
@@ -93,6 +102,10 @@ class _Connection(asyncio.Protocol):
             stream.abort()
             return
         self._transport = stream
+        self._server.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.lost(self)
 
     def data_received(self, data: bytes) -> None:
         try:
