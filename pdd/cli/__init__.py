@@ -1,0 +1,1 @@
+"""The ``pdd`` command: arguments in, text and exit status out. Decides nothing."""

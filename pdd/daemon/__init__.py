@@ -1,0 +1,1 @@
+"""The processes: builds every object, turns messages into events and effects into messages."""

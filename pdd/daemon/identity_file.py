@@ -38,7 +38,7 @@ def _read(path: Path) -> NodeIdentity | None:
         fields = json.loads(path.read_text())
         return NodeIdentity(
             name=NodeName(str(fields["name"])),
-            uuid=str(uuid.UUID(fields["uuid"])),
+            uuid=str(uuid.UUID(str(fields["uuid"]))),
             boot_epoch=int(fields["boot_epoch"]),
         )
     except FileNotFoundError:

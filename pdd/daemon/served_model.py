@@ -17,6 +17,9 @@ def served_model(engine: EngineSection) -> ServedModel:
     own_len = text_config.get("max_position_embeddings")
     if not isinstance(own_len, int):
         raise ConfigError(f"{folder / 'config.json'}: max_position_embeddings is {own_len!r}")
+    vocab_size = text_config.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise ConfigError(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}")
     generation = _read_json(folder / "generation_config.json", required=False)
     eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
     if eos is None:
@@ -24,7 +27,7 @@ def served_model(engine: EngineSection) -> ServedModel:
     return ServedModel(
         name=engine.served_model_name or folder.name,
         max_model_len=min(engine.max_model_len, own_len) if engine.max_model_len else own_len,
-        vocab_size=int(text_config["vocab_size"]),
+        vocab_size=vocab_size,
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
         created_s=int((folder / "config.json").stat().st_mtime),
     )

@@ -1,0 +1,1 @@
+"""How the daemons write logs."""
