@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -36,6 +37,7 @@ from pdd.transfer.settings import TransferFaults, TransferSettings
 log = structlog.get_logger(__name__)
 
 _STATUS_CHECK_INTERVAL_S = 0.1
+_INTERRUPT_LIMIT_S = 5.0
 
 
 def run(config: Config) -> int:
@@ -82,9 +84,7 @@ class _NodeDaemon:
         except TimeoutError:
             log.error("engine_start_too_slow", limit_s=limit_s)  # noqa: TRY400
         if not start.done():
-            # vLLM cannot be interrupted while it loads, its processes can.
-            await asyncio.to_thread(end_descendants)
-            await asyncio.wait([start])
+            await self._interrupt_start(start)
         try:
             info = start.result()
         except EngineFailed as error:
@@ -101,6 +101,22 @@ class _NodeDaemon:
             block_bytes=info.block_bytes,
         )
         return info
+
+    async def _interrupt_start(self, start: "asyncio.Task[EngineInfo]") -> None:
+        """vLLM cannot be interrupted while it loads, its processes can, as soon as they are there.
+
+        Importing it takes seconds in which there is nothing to end yet; past the limit the daemon
+        leaves without waiting.
+        """
+        last_s = self._clock() + _INTERRUPT_LIMIT_S
+        while not start.done():
+            await asyncio.to_thread(end_descendants)
+            await asyncio.wait([start], timeout=0.2)
+            if self._clock() > last_s and not start.done():
+                log.warning("engine_start_abandoned")
+                end_descendants()
+                shutil.rmtree(self._rpc_dir, ignore_errors=True)
+                os._exit(0)
 
     async def _serve_engine(
         self,
