@@ -8,6 +8,7 @@ straight into the posted buffer.
 _COMMON = {
     "UCX_DEBUG_SIGNO": "0",  # else UCX installs a SIGHUP handler
     "UCX_WARN_UNUSED_ENV_VARS": "n",
+    "UCX_LOG_FILE": "stderr",  # default standard output, where results belong
     "UCX_KEEPALIVE_INTERVAL": "3s",  # default 20 s
     "UCX_RCACHE_MAX_UNRELEASED": "1024",  # default inf: registrations pile up for ever
 }
@@ -16,6 +17,9 @@ _TCP = {
     "UCX_TCP_RX_SEG_SIZE": "512k",
     "UCX_TCP_KEEPIDLE": "3s",
     "UCX_TCP_KEEPINTVL": "1s",
+    # A connect that fails inside the making of an endpoint (the peer dies that very moment) leaves
+    # it with freed memory in UCX 1.21; a connect in the background fails where it is handled.
+    "UCX_TCP_CONN_NB": "y",
 }
 
 

@@ -15,6 +15,9 @@ used once per 2^24 - 1 messages of payload.
 
 NONCE_BITS = 40
 PIECE_BITS = 24
+HELLO_TAG = 1
+"""Nonce zero, which no transfer has: the first message on every connection. It says nothing."""
+
 RECORD_PIECE = (1 << PIECE_BITS) - 1
 """The piece number of records. UCX keeps messages of one tag and one endpoint in order."""
 

@@ -10,6 +10,7 @@ def test_the_loopback_gets_large_tcp_segments():
     environment = ucx_environment(transport="auto", devices="lo")
     assert environment["UCX_TLS"] == "tcp"
     assert environment["UCX_NET_DEVICES"] == "lo"
+    assert environment["UCX_TCP_CONN_NB"] == "y"
     assert environment["UCX_TCP_TX_SEG_SIZE"] == environment["UCX_TCP_RX_SEG_SIZE"] == "512k"
 
 
