@@ -143,12 +143,16 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         assert self._llm is not None, "run before start"
+        try:
+            params = sampling_params(job)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
         self._facts[job.key] = JobFacts()
         stream = self._llm.generate(
             tokens_input(
                 [*job.prompt_token_ids, *job.emitted_token_ids], cache_salt=job.cache_salt or None
             ),
-            sampling_params(job),
+            params,
             job.key,
             priority=job.priority,
         )

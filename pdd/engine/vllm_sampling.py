@@ -24,6 +24,15 @@ def first_output_index(job: Job) -> int:
 
 def sampling_params(job: Job) -> "SamplingParams":
     """vLLM's parameters for ``job``. Raises ValueError where vLLM refuses the values."""
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        return _sampling_params(job)
+    except VLLMValidationError as error:  # no ValueError in vLLM's own tree
+        raise ValueError(str(error)) from error
+
+
+def _sampling_params(job: Job) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = job.sampling
