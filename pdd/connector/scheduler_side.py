@@ -103,6 +103,9 @@ class SchedulerSide:
 
     def step_metadata(self, output: "SchedulerOutput") -> StepMetadata:
         """Everything that the worker halves must know for this step. Resets what was gathered."""
+        # First, since vLLM may resume a sequence in the step in which it was preempted.
+        for req_id in sorted(output.preempted_req_ids or ()):
+            self._preempted(req_id)
         for new in output.scheduled_new_reqs:
             self._scheduled(
                 new.req_id, new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], output
@@ -110,8 +113,6 @@ class SchedulerSide:
         cached = output.scheduled_cached_reqs
         for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             self._scheduled(req_id, computed, output.num_scheduled_tokens[req_id], output)
-        for req_id in sorted(output.preempted_req_ids or ()):
-            self._preempted(req_id)
         step, self._step = self._step, StepMetadata()
         return step
 

@@ -1,0 +1,414 @@
+"""The scheduler half inside vLLM's real scheduler: what it tells the workers, step by step."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdd.connector.params import JobKind
+
+with warnings.catch_warnings():
+    # vLLM's own imports warn; here warnings are errors.
+    warnings.simplefilter("ignore")
+    from vllm.v1.request import RequestStatus
+
+    from pdd.connector import facade
+    from pdd.connector.metadata import PromptProgress, SourceBlocks, StepMetadata
+    from tests.unit.connector.vllm_scheduler import (
+        BLOCK_SIZE,
+        SOURCE,
+        PlayedEngine,
+        make_vllm_config,
+    )
+
+PREFILL, DECODE, LOCAL = JobKind.PREFILL, JobKind.DECODE, JobKind.LOCAL
+MakeEngine = Callable[..., PlayedEngine]
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    # It would tie this test process to its parent's life.
+    monkeypatch.setattr(facade, "die_with_parent", lambda: None)
+
+    def make(*, chunk: int = 64, block_count: int = 40) -> PlayedEngine:
+        return PlayedEngine(make_vllm_config(tmp_path, chunk=chunk), block_count=block_count)
+
+    return make
+
+
+def prompt_of(count: int, *, first: int = 3) -> list[int]:
+    return [first + index % 200 for index in range(count)]
+
+
+def sources(step: StepMetadata) -> list[SourceBlocks]:
+    return step.ready_blocks + step.computed_blocks
+
+
+def cut(progress: list[PromptProgress]) -> list[tuple[int, int]]:
+    return [(one.start, one.end) for one in progress]
+
+
+class TestPrefillJobs:
+    def test_blocks_leave_as_chunks_complete_them(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(100))
+        first = engine.step()
+        blocks = engine.blocks_of("p")
+        opening, chunk = sources(first)
+        assert (opening.key, opening.request_id, opening.opens) == ("p/0", "p", True)
+        assert opening.block_ids == ()
+        assert chunk.first_index == 0
+        assert chunk.block_ids == tuple(blocks[:4])
+        assert (chunk.opens, chunk.last) == (False, False)
+        assert cut(first.progress) == [(0, 64)]
+
+        second = engine.step()
+        (rest,) = sources(second)
+        assert (rest.first_index, rest.last) == (4, True)
+        assert len(rest.block_ids) == 3
+        assert not set(rest.block_ids) & set(blocks)
+        assert cut(second.progress) == [(64, 100)]
+        assert engine.sampled == {"p": [100]}
+
+    @pytest.mark.parametrize(
+        ("count", "expected"),
+        [
+            (1, [(0, 1, True)]),
+            (15, [(0, 1, True)]),
+            (16, [(0, 1, True)]),
+            (17, [(0, 2, True)]),
+            (63, [(0, 4, True)]),
+            (64, [(0, 4, True)]),
+            (65, [(0, 4, False), (4, 1, True)]),
+            (80, [(0, 4, False), (4, 1, True)]),
+            (128, [(0, 4, False), (4, 4, True)]),
+            (129, [(0, 4, False), (4, 4, False), (8, 1, True)]),
+        ],
+    )
+    def test_every_block_leaves_once_and_the_last_one_says_so(
+        self, make_engine: MakeEngine, count: int, expected: list[tuple[int, int, bool]]
+    ) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(count))
+        sent = []
+        for _ in range(len(expected)):
+            sent += [one for one in sources(engine.step()) if one.block_ids]
+        assert [(one.first_index, len(one.block_ids), one.last) for one in sent] == expected
+        assert sources(engine.step()) == []
+
+    def test_chunks_smaller_than_a_block_send_nothing_until_it_is_whole(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine(chunk=10)
+        engine.add("p", PREFILL, prompt=prompt_of(35))
+        steps = [engine.step() for _ in range(4)]
+        lengths = [[len(one.block_ids) for one in sources(step)] for step in steps]
+        assert lengths == [[0], [1], [], [2]]
+        assert cut([step.progress[0] for step in steps]) == [(0, 10), (10, 20), (20, 30), (30, 35)]
+
+    def test_cached_blocks_leave_before_the_forward(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        engine.add("a", LOCAL, prompt=prompt, max_tokens=1)
+        engine.step()
+        engine.step()
+        engine.add("p", PREFILL, prompt=[*prompt[:80], *prompt_of(20, first=7)])
+        step = engine.step()
+        blocks = engine.blocks_of("p")
+        ready = [one for one in step.ready_blocks if one.block_ids]
+        (computed,) = step.computed_blocks
+        assert [(one.first_index, one.block_ids) for one in ready] == [(0, tuple(blocks[:5]))]
+        assert (computed.first_index, computed.last) == (5, True)
+        (progress,) = step.progress
+        assert (progress.start, progress.end, progress.cached_token_count) == (80, 100, 80)
+
+    def test_its_blocks_stay_until_they_are_reported_as_sent(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        free = engine.free_block_count
+        request = engine.add("p", PREFILL, prompt=prompt_of(60))
+        engine.step()
+        assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
+        assert engine.free_block_count == free - 4
+        step = engine.step()
+        assert step.aborted_sources == []
+        assert engine.output is not None
+        assert engine.output.finished_req_ids == {"p"}
+        assert engine.free_block_count == free - 4
+        engine.step(sent={"p"})
+        assert engine.free_block_count == free
+        assert "p" not in engine.scheduler.requests
+
+
+class TestLeavingAPrefillJob:
+    def test_before_its_prompt_was_begun(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        free = engine.free_block_count
+        engine.add("busy", LOCAL, prompt=prompt_of(100))
+        engine.add("p", PREFILL, prompt=prompt_of(50, first=9))
+        first = engine.step()
+        assert [one.key for one in first.ready_blocks] == ["p/0"], "a ticket may come early"
+        engine.abort("p")
+        step = engine.step()
+        assert step.aborted_sources == ["p/0"]
+        engine.step(sent={"p"})
+        assert "p" not in engine.scheduler.requests
+        engine.abort("busy")
+        engine.step()
+        assert engine.free_block_count == free
+
+    def test_between_two_chunks(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        free = engine.free_block_count
+        engine.add("p", PREFILL, prompt=prompt_of(100))
+        engine.step()
+        engine.abort("p")
+        step = engine.step()
+        assert step.aborted_sources == ["p/0"]
+        assert sources(step) == []
+        assert engine.free_block_count < free, "a peer may be reading them"
+        engine.step(sent={"p"})
+        assert engine.free_block_count == free
+
+
+class TestDecodeJobs:
+    def test_blocks_are_reserved_and_named_at_once(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        engine.add("d", DECODE, prompt=prompt_of(100))
+        step = engine.step()
+        (target,) = step.opened_targets
+        assert (target.key, target.request_id, target.source) == ("d/0", "d", SOURCE)
+        assert target.first_index == 0
+        assert target.block_ids == tuple(engine.blocks_of("d")[:7])
+        assert engine.output is not None
+        assert engine.output.total_num_scheduled_tokens == 0
+        assert engine.step().opened_targets == [], "once"
+
+    @pytest.mark.parametrize("count", [1, 16, 33, 64, 100])
+    def test_with_the_first_token_exactly_one_position_is_computed(
+        self, make_engine: MakeEngine, count: int
+    ) -> None:
+        engine = make_engine()
+        prompt = prompt_of(count)
+        request = engine.add("d", DECODE, prompt=prompt, max_tokens=4)
+        engine.step()
+        engine.step(received={"d": 77})
+        assert list(request.all_token_ids) == [*prompt, 77]
+        step = engine.step()
+        assert engine.output is not None
+        assert engine.output.num_scheduled_tokens == {"d": 1}
+        assert cut(step.progress) == [(count, count)], "no prompt position"
+        assert list(request.output_token_ids) == [100]
+        engine.step()
+        engine.step()
+        assert list(request.all_token_ids) == [*prompt, 77, 100, 101, 102]
+        assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED, "4 tokens, the first is 77"
+
+    def test_what_the_prefix_cache_holds_is_not_asked_for(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        engine.add("a", LOCAL, prompt=prompt[:70], max_tokens=1)
+        engine.step()
+        engine.step()
+        engine.add("d", DECODE, prompt=prompt)
+        (target,) = engine.step().opened_targets
+        assert target.first_index == 4
+        assert target.block_ids == tuple(engine.blocks_of("d")[4:7])
+        engine.step(received={"d": 77})
+        (progress,) = engine.step().progress
+        assert (progress.start, progress.end, progress.cached_token_count) == (100, 100, 64)
+
+    def test_what_was_received_serves_the_next_request(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        engine.add("d", DECODE, prompt=prompt, max_tokens=2)
+        engine.step()
+        engine.step(received={"d": 77})
+        engine.step()
+        engine.add("next", LOCAL, prompt=[*prompt, 77], max_tokens=1)
+        (progress,) = engine.step().progress
+        assert (progress.start, progress.cached_token_count) == (96, 96)
+
+    def test_a_request_that_waits_for_blocks_delays_nobody(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        engine.add("d", DECODE, prompt=prompt_of(100))
+        other = engine.add("l", LOCAL, prompt=prompt_of(20, first=50), max_tokens=2)
+        engine.step()
+        engine.step()
+        assert list(other.output_token_ids) == [100, 101]
+
+
+class TestAFailedLoad:
+    def test_the_missing_part_is_computed_and_nothing_is_loaded_twice(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        request = engine.add("d", DECODE, prompt=prompt)
+        engine.step()
+        blocks = engine.blocks_of("d")
+        engine.step(received={"d": 77}, bad_blocks={blocks[5]})
+        steps = [engine.step(), engine.step()]
+        assert [one.opened_targets for one in steps] == [[], []]
+        assert cut(steps[0].progress) == [(80, 100)], "what did not arrive, and it shows"
+        assert list(request.all_token_ids)[:101] == [*prompt, 77]
+        assert next(iter(request.output_token_ids)) == 100
+
+    def test_with_nothing_arrived_the_whole_prompt_is_computed(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        request = engine.add("d", DECODE, prompt=prompt)
+        engine.step()
+        blocks = engine.blocks_of("d")
+        engine.step(received={"d": 77}, bad_blocks=set(blocks))
+        steps = [engine.step() for _ in range(3)]
+        assert all(step.opened_targets == [] for step in steps)
+        assert cut([one for step in steps for one in step.progress]) == [(0, 64), (64, 100)]
+        assert list(request.all_token_ids)[:102] == [*prompt, 77, 100]
+
+
+class TestLeavingADecodeJob:
+    def test_while_it_waits_for_blocks(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        free = engine.free_block_count
+        request = engine.add("d", DECODE, prompt=prompt_of(100))
+        engine.step()
+        engine.abort("d")
+        step = engine.step()
+        assert step.cancelled_targets == ["d/0"]
+        assert engine.free_block_count < free, "a peer may be writing into them"
+        engine.step(received={"d": None})
+        assert engine.free_block_count == free
+        assert "d" not in engine.scheduler.requests
+        assert request.num_prompt_tokens == 100
+
+    def test_in_the_step_in_which_its_blocks_have_come(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        free = engine.free_block_count
+        request = engine.add("d", DECODE, prompt=prompt_of(100))
+        engine.step()
+        engine.abort("d")
+        engine.step(received={"d": 77})
+        assert request.num_prompt_tokens == 100, "nobody needs the token"
+        engine.step()
+        assert engine.free_block_count == free
+
+    def test_before_its_blocks_were_reserved(self, make_engine: MakeEngine) -> None:
+        engine = make_engine(block_count=10)
+        free = engine.free_block_count
+        engine.add("busy", LOCAL, prompt=prompt_of(64), max_tokens=60)
+        engine.add("d", DECODE, prompt=prompt_of(120, first=9))
+        assert engine.step().opened_targets == []
+        engine.abort("d")
+        step = engine.step()
+        assert step.cancelled_targets == []
+        assert "d" not in engine.scheduler.requests
+        engine.abort("busy")
+        engine.step()
+        assert engine.free_block_count == free
+
+    def test_after_it_has_begun_to_generate(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        free = engine.free_block_count
+        engine.add("d", DECODE, prompt=prompt_of(100), max_tokens=50)
+        engine.step()
+        engine.step(received={"d": 77})
+        engine.step()
+        engine.abort("d")
+        step = engine.step()
+        assert step.cancelled_targets == []
+        assert engine.free_block_count == free
+
+
+class TestPreemption:
+    def test_a_prefill_job_is_fenced_off_and_computed_again_without_a_transfer(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine(chunk=8, block_count=12)
+        free = engine.free_block_count
+        engine.add("l", LOCAL, prompt=prompt_of(60), max_tokens=60)
+        for _ in range(8):
+            engine.step()
+        engine.add("p", PREFILL, prompt=prompt_of(110, first=9))
+        before = [engine.step()]
+        while not before[-1].aborted_sources:
+            before.append(engine.step())
+            assert len(before) < 60, "nobody was preempted"
+        assert engine.output is not None
+        assert engine.output.preempted_req_ids == {"p"}
+        sent = [one for step in before for one in sources(step) if one.block_ids]
+        assert sum(len(one.block_ids) for one in sent) >= 4
+        assert not any(one.last for one in sent)
+        assert sources(before[-1]) == []
+
+        engine.abort("l")
+        after = [engine.step() for _ in range(20)]
+        assert all(sources(step) == [] for step in after)
+        assert all(step.aborted_sources == [] for step in after)
+        progress = [one for step in after for one in step.progress]
+        assert progress[-1].end == 110
+        assert "p" in engine.scheduler.requests, "until it is reported as sent"
+        engine.step(sent={"p"})
+        assert engine.free_block_count == free
+
+    def test_and_resumed_in_one_step_it_sends_nothing_after_the_fence(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(100))
+        engine.step()
+        engine.scheduler._preempt_request(engine.scheduler.running.pop(), 0.0)
+        step = engine.step()
+        assert step.aborted_sources == ["p/0"]
+        assert sources(step) == []
+        assert sources(engine.step()) == []
+
+    def test_a_decode_job_is_computed_again_and_never_loads_twice(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        request = engine.add("d", DECODE, prompt=prompt, max_tokens=6)
+        engine.step()
+        engine.step(received={"d": 77})
+        engine.step()
+        engine.scheduler._preempt_request(engine.scheduler.running.pop(), 0.0)
+        steps = [engine.step() for _ in range(6)]
+        assert all(step.opened_targets == [] for step in steps)
+        assert all(step.progress == [] for step in steps), "its prompt was computed already"
+        assert list(request.all_token_ids)[:102] == [*prompt, 77, 100]
+        assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
+
+
+def test_a_request_of_somebody_else_passes_through(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    free = engine.free_block_count
+    request = engine.add("x", None, prompt=prompt_of(40), max_tokens=2)
+    steps = [engine.step() for _ in range(3)]
+    assert list(request.output_token_ids) == [100, 101]
+    assert all(sources(one) == [] and one.progress == [] for one in steps)
+    assert engine.free_block_count == free
+
+
+def test_progress_counts_every_prompt_position_once_and_none_beyond(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(chunk=24)
+    counts = {"a": 7, "b": 100, "c": 48, "d": 65}
+    for name, count in counts.items():
+        kind = PREFILL if name in "ab" else LOCAL
+        engine.add(name, kind, prompt=prompt_of(count, first=3 + ord(name) % 50), max_tokens=3)
+    seen: dict[str, list[tuple[int, int]]] = {f"{name}/0": [] for name in counts}
+    for _ in range(20):
+        for one in engine.step().progress:
+            seen[one.key].append((one.start, one.end))
+            assert one.end <= one.prompt_token_count == counts[one.key[0]]
+    for name, count in counts.items():
+        position = 0
+        for start, end in seen[f"{name}/0"]:
+            assert start == position
+            position = end
+        assert position == count
+    assert BLOCK_SIZE == 16
