@@ -66,6 +66,8 @@ class SchedulerDriver:
         self._sessions: dict[NodeName, NodeSession] = {}
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._streams: dict[RequestId, RequestStream] = {}
+        self._crash: Exception | None = None
+        self._crashed = asyncio.Event()
 
     # --- for the front door ------------------------------------------------------------------
 
@@ -212,9 +214,24 @@ class SchedulerDriver:
 
     # --- events in, effects out --------------------------------------------------------------
 
+    async def wait_crashed(self) -> None:
+        """Raises what a bug raised in a decision; the daemon ends with it.
+
+        Decisions are made inside streams and requests, whose servers would only log the error and
+        go on with a core that is half way through an event.
+        """
+        await self._crashed.wait()
+        assert self._crash is not None
+        raise self._crash
+
     def _step(self, event: Event) -> None:
-        for effect in self._core.step(event, now_s=self._clock()):
-            self._obey(effect)
+        try:
+            for effect in self._core.step(event, now_s=self._clock()):
+                self._obey(effect)
+        except Exception as error:
+            self._crash = error
+            self._crashed.set()
+            raise
 
     def _obey(self, effect: Effect) -> None:
         match effect:

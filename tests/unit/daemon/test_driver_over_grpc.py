@@ -265,6 +265,25 @@ class TestErrors:
             with pytest.raises(InvalidRequest, match="min_p is odd"):
                 await client.all()
 
+    async def test_a_bug_in_a_decision_ends_the_daemon(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            run = await decode.engine.job("r1/0")
+            crashed = asyncio.create_task(cluster.scheduler.driver.wait_crashed())
+
+            def broken(event: Any, *, now_s: float) -> list[Any]:
+                raise AssertionError("an invariant does not hold")
+
+            monkeypatch.setattr(cluster.scheduler.core, "step", broken)
+            run.feed(out("a"))
+            with pytest.raises(AssertionError, match="invariant"):
+                await asyncio.wait_for(crashed, timeout=WAIT_S)
+            monkeypatch.undo()
+            await client.leave()
+
     async def test_a_prefill_node_that_hands_over_nothing_is_not_believed(self) -> None:
         async with grpc_cluster() as cluster:
             prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
