@@ -1,5 +1,6 @@
 """The scheduler half inside vLLM's real scheduler: what it tells the workers, step by step."""
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -380,6 +381,17 @@ class TestPreemption:
         assert all(step.progress == [] for step in steps), "its prompt was computed already"
         assert list(request.all_token_ids)[:102] == [*prompt, 77, 100]
         assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.32.0", "0.320.0"])
+def test_a_vllm_that_it_was_not_written_for_is_refused(version: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"vLLM {re.escape(version)} is installed"):
+        facade._check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.33.0"])
+def test_a_vllm_that_it_was_written_for_is_accepted(version: str) -> None:
+    facade._check_version(version)
 
 
 def test_a_request_of_somebody_else_passes_through(make_engine: MakeEngine) -> None:
