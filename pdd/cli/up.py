@@ -29,7 +29,8 @@ _NODES_AT_MOST = 64
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Hugging Face folder or hub id. Default: SmolLM2-135M-Instruct, which is included.",
+    help="Hugging Face folder or hub id. Default: SmolLM2-135M-Instruct, which is included; with "
+    "--engine synthetic a tokenizer of English words that is made on the spot.",
 )
 @click.option("--schedulers", type=click.IntRange(1, 9), default=1, show_default=True)
 @click.option(
@@ -104,8 +105,6 @@ def up(
         raise click.UsageError(
             f"--schedulers {schedulers} is not available yet: one scheduler runs in this version."
         )
-    if engine == "synthetic":
-        raise click.UsageError("--engine synthetic is not available yet; use --engine vllm.")
     if http_port and http_port == grpc_port:
         raise click.UsageError(f"--http-port and --grpc-port are both {http_port}.")
     from pdd.cli.up_run import UpRequest, run_up
@@ -113,6 +112,7 @@ def up(
     return run_up(
         UpRequest(
             state_dir=resolve_state_dir(state_dir),
+            engine=engine,
             model=model,
             prefill_count=prefill,
             decode_count=decode,

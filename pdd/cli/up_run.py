@@ -29,6 +29,7 @@ class UpRequest:
     """The command line of ``pdd up``, checked for form."""
 
     state_dir: Path
+    engine: str
     model: str | None
     prefill_count: int
     decode_count: int
@@ -59,23 +60,21 @@ def run_up(request: UpRequest, *, environment: Mapping[str, str]) -> int:
             grpc_port = _check_port(request.grpc_port, option="--grpc-port")
             _plan(request, http_port, grpc_port, environment, Path("unresolved"), "unresolved")
             _announce(state_dir)
-            from pdd.model.resolve import resolve_model
-
-            model = resolve_model(request.model)
-            plans = _plan(request, http_port, grpc_port, environment, model.path, model.name)
+            model_path, model_name = _find_model(request)
+            plans = _plan(request, http_port, grpc_port, environment, model_path, model_name)
             if request.is_detached:
                 from pdd.cli.up_detached import start_in_background
 
                 record = start_in_background(
                     state_dir,
                     plans,
-                    model=model.name,
+                    model=model_name,
                     start_timeout_s=request.start_timeout_s,
                     report=_report,
                 )
                 _print_endpoint(record, as_json=request.as_json)
                 return 0
-            return _run_in_foreground(request, state_dir, plans, model=model.name)
+            return _run_in_foreground(request, state_dir, plans, model=model_name)
         except BaseException:
             _remove_own_record(state_dir)
             raise
@@ -108,6 +107,18 @@ def _run_in_foreground(
     return asyncio.run(run())
 
 
+def _find_model(request: UpRequest) -> tuple[Path, str]:
+    """Folder and name of the model: found, converted, downloaded, or made on the spot."""
+    if request.engine == "synthetic":
+        from pdd.engine.synthetic.model import resolve_synthetic_model
+
+        return resolve_synthetic_model(request.model, state_dir=request.state_dir)
+    from pdd.model.resolve import resolve_model
+
+    model = resolve_model(request.model)
+    return model.path, model.name
+
+
 def _plan(
     request: UpRequest,
     http_port: int,
@@ -119,6 +130,7 @@ def _plan(
     """Also called with no model yet: to hear about wrong overrides before a download."""
     options = UpOptions(
         state_dir=request.state_dir,
+        engine=request.engine,
         prefill_count=request.prefill_count,
         decode_count=request.decode_count,
         threads_per_node=request.threads_per_node,

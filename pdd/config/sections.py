@@ -30,6 +30,17 @@ class EngineKind(StrEnum):
     SYNTHETIC = "synthetic"
 
 
+class CrashPoint(StrEnum):
+    """Points that the synthetic engine passes; see ``faults.crash_at``."""
+
+    NEVER = ""
+    PREFILL_CHUNK = "prefill_chunk"  # a prefill job's chunk is computed, its blocks not offered yet
+    FIRST_SAMPLE = "first_sample"  # a prefill job's token is sampled and not told to anybody
+    TARGET_OPENED = "target_opened"  # a decode job has reserved blocks and asked for them
+    LOADED = "loaded"  # a decode job's blocks and first token are here
+    SAMPLE = "sample"  # a token of a decode or local job is sampled and not told to anybody
+
+
 class TransferTransport(StrEnum):
     """Which lanes UCX may choose from."""
 
@@ -120,7 +131,8 @@ class EngineSection(Section):
     model for its tokeniser. Keys named like vLLM's arguments mean the same."""
 
     kind: EngineKind = EngineKind.VLLM
-    """vllm, or synthetic (not available yet)."""
+    """vllm, or synthetic: no model, real blocks and transfers, modelled step times, random words
+    that follow from the blocks' bytes. For load, fault and scale work; see [synthetic]."""
 
     model: str = ""
     """A local Hugging Face folder. ``pdd up`` puts the folder of the default model here."""
@@ -165,6 +177,42 @@ class EngineSection(Section):
     """More arguments for vLLM's AsyncEngineArgs, passed through as they are."""
 
 
+class SyntheticModel(StrEnum):
+    """Whose step times the synthetic engine takes."""
+
+    LLAMA_3_70B = "llama-3-70b"
+    LLAMA_3_8B = "llama-3-8b"
+
+
+class SyntheticDevice(StrEnum):
+    """On what."""
+
+    H100 = "h100"
+    A100 = "a100"
+
+
+class SyntheticSection(Section):
+    """The synthetic engine; of no meaning for vllm."""
+
+    model_seed: Annotated[int, Field(ge=0, le=1 << 62)] = 0
+    """Stands for the weights: nodes with another seed say other words."""
+
+    kv_bytes_per_token: Annotated[int, Field(ge=16, le=1 << 20, multiple_of=16)] = 256
+    """KV bytes of one position on one rank, a multiple of 16."""
+
+    time_model: SyntheticModel = SyntheticModel.LLAMA_3_70B
+    """Model whose step times are taken."""
+
+    time_device: SyntheticDevice = SyntheticDevice.H100
+    """Device whose step times are taken."""
+
+    time_device_count: Annotated[int, Field(ge=1, le=64)] = 4
+    """Devices that share each layer, for the step times."""
+
+    time_scale: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.1
+    """Factor on the modelled times: 1 as modelled, 0 as fast as this machine can."""
+
+
 class TransferSection(Section):
     """How KV blocks travel between nodes."""
 
@@ -194,6 +242,24 @@ class FaultsSection(Section):
 
     transfer_delay_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 0.0
     """Wait before each transfer's first byte."""
+
+    transfer_flip_byte_in_chunk: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
+    """A prefill node damages one byte of the chunk with this number of a transfer, once in its
+    life. -1: never."""
+
+    transfer_fail_chunk: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
+    """A prefill node damages the chunk with this number of every transfer, each time it sends it.
+    -1: never."""
+
+    step_delay_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 0.0
+    """Added to each step of the synthetic engine."""
+
+    crash_at: CrashPoint = CrashPoint.NEVER
+    """Where a node with the synthetic engine kills itself, in its first life: prefill_chunk,
+    first_sample, target_opened, loaded or sample. Empty: nowhere."""
+
+    crash_after_count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """At which passing of crash_at."""
 
 
 class SchedulerSection(Section):
@@ -227,6 +293,7 @@ class Config(Section):
     http: HttpSection = HttpSection()
     grpc: GrpcSection = GrpcSection()
     engine: EngineSection = EngineSection()
+    synthetic: SyntheticSection = SyntheticSection()
     transfer: TransferSection = TransferSection()
     faults: FaultsSection = FaultsSection()
     scheduler: SchedulerSection = SchedulerSection()

@@ -1,6 +1,7 @@
 """``pdd serve --role prefill|decode``: one engine, its links to schedulers and peers."""
 
 import asyncio
+import gc
 import math
 import os
 import shutil
@@ -17,22 +18,20 @@ from pdd.config.sections import Config
 from pdd.control.peers import PeerClient, PeerServicer
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
-from pdd.core.errors import ConfigError, PddError
+from pdd.core.errors import PddError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.descendants import end_descendants
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.identity_file import next_identity
+from pdd.daemon.node_engine import load_tokenizer, make_engine
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_service import NodeService
 from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.daemon.state_dir import state_dir_of
-from pdd.engine.port import EngineFailed, EngineInfo
-from pdd.engine.vllm_engine import VllmEngine
-from pdd.engine.vllm_settings import VllmSettings
+from pdd.engine.port import Engine, EngineFailed, EngineInfo
 from pdd.rpc.v1 import node_pb2, node_pb2_grpc
-from pdd.transfer.settings import TransferFaults, TransferSettings
 
 log = structlog.get_logger(__name__)
 
@@ -55,11 +54,12 @@ class _NodeDaemon:
         stop = stop_on_signals()
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         tokenizer = load_tokenizer(Path(self._config.engine.model))
-        engine = VllmEngine(
-            settings=vllm_settings(self._config, self._rpc_dir),
+        engine = make_engine(
+            self._config,
             identity=identity,
             tokenizer=tokenizer,
             clock=self._clock,
+            rpc_dir=self._rpc_dir,
         )
         try:
             info = await self._start_engine(engine, stop)
@@ -72,8 +72,9 @@ class _NodeDaemon:
             for pid in await asyncio.to_thread(end_descendants):
                 log.warning("engine_process_killed", pid=pid)
             shutil.rmtree(self._rpc_dir, ignore_errors=True)
+            gc.freeze()  # else the interpreter's last collection takes seconds (torch, vLLM)
 
-    async def _start_engine(self, engine: VllmEngine, stop: asyncio.Event) -> EngineInfo | None:
+    async def _start_engine(self, engine: Engine, stop: asyncio.Event) -> EngineInfo | None:
         notify.notify_status("loading model")
         started_s = self._clock()
         start: asyncio.Task[EngineInfo] = asyncio.create_task(engine.start())
@@ -120,7 +121,7 @@ class _NodeDaemon:
 
     async def _serve_engine(
         self,
-        engine: VllmEngine,
+        engine: Engine,
         info: EngineInfo,
         identity: NodeIdentity,
         tokenizer: Tokenizer,
@@ -201,44 +202,3 @@ class _NodeDaemon:
                 await asyncio.sleep(min(_STATUS_CHECK_INTERVAL_S, interval_s))
                 for link in links:
                     service.send_status_if_changed(link)
-
-
-def load_tokenizer(model: Path) -> Tokenizer:
-    """The fast tokenizer of a model folder. Raises ConfigError when it has none."""
-    path = model / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(
-            f"engine.model: {path} is missing; pdd needs a model folder with a fast tokenizer"
-        )
-    return Tokenizer.from_file(str(path))
-
-
-def vllm_settings(config: Config, rpc_dir: Path) -> VllmSettings:
-    """The engine section as vLLM's settings."""
-    engine, transfer = config.engine, config.transfer
-    return VllmSettings(
-        model_path=Path(engine.model),
-        served_model_name=engine.served_model_name,
-        dtype=engine.dtype,
-        max_model_len=engine.max_model_len,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        block_size=engine.block_size,
-        kv_cache_bytes=engine.kv_cache_bytes,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        enforce_eager=engine.enforce_eager,
-        tensor_parallel_size=engine.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        cpu_cores=config.node.cpu_cores,
-        gpus=tuple(map(str, config.node.gpus)),
-        rpc_dir=rpc_dir,
-        extra=engine.extra,
-        transfer=TransferSettings(
-            digest=transfer.digest,
-            pending_grant_timeout_s=transfer.grant_timeout_s,
-            keepalive_s=transfer.keepalive_s,
-            faults=TransferFaults(delay_s=config.faults.transfer_delay_s),
-        ),
-        transport=transfer.transport.value,
-        devices=",".join(transfer.devices) or None,
-    )

@@ -19,8 +19,18 @@ _OWNED = {
     "node.schedulers": "pdd up connects the nodes",
     "http.listen": "use --http-port",
     "grpc.listen": "use --grpc-port",
+    "engine.kind": "use --engine",
 }
 """Keys that ``pdd up`` sets itself, and what to do instead of setting them."""
+
+_SYNTHETIC_PRESETS: dict[str, object] = {
+    "engine.kv_cache_bytes": 16 << 20,
+    "engine.max_model_len": 16_384,
+    "engine.max_num_batched_tokens": 2048,
+    "engine.max_num_seqs": 256,
+}
+"""Below every other source, as the model's path is: the section's defaults fit a small model on a
+CPU, and would hold back an engine that computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,7 @@ class UpOptions:
     grpc_port: int
     model_path: Path
     model_name: str
+    engine: str = "vllm"
     flags: tuple[Flag, ...] = ()
 
 
@@ -93,9 +104,12 @@ def _presets(options: UpOptions, *, name: str, role: Role) -> dict[str, object]:
         "node.name": name,
         "node.role": role.value,
         "node.state_dir": str(options.state_dir / name),
+        "engine.kind": options.engine,
         "engine.model": str(options.model_path),
         "engine.served_model_name": options.model_name,
     }
+    if options.engine == "synthetic":
+        presets |= _SYNTHETIC_PRESETS
     if role is Role.SCHEDULER:
         return presets | {"http.listen": f"127.0.0.1:{options.http_port}", "grpc.listen": grpc}
     return presets | {"node.schedulers": [grpc], "grpc.listen": "127.0.0.1:0"}

@@ -54,11 +54,6 @@ def test_help_names_every_command_but_the_hidden_one(run):
             "'decode'.\nTry 'pdd serve --help'.\n",
         ),
         (
-            ["up", "--engine", "synthetic"],
-            "error: --engine synthetic is not available yet; use --engine vllm.\n"
-            "Try 'pdd up --help'.\n",
-        ),
-        (
             ["up", "--schedulers", "3"],
             "error: --schedulers 3 is not available yet: one scheduler runs in this version.\n"
             "Try 'pdd up --help'.\n",

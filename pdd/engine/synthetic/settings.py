@@ -1,0 +1,44 @@
+"""What a synthetic engine is told: sizes, times, faults."""
+
+from dataclasses import dataclass, field
+
+from pdd.config.sections import CrashPoint
+from pdd.timing.roofline import Roofline
+from pdd.transfer.settings import TransferSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticFaults:
+    """``crash_after_count``: the crash happens at that passing of the point, in the node's first
+    life only, so that it serves when it has been started again."""
+
+    step_delay_s: float = 0.0
+    crash_at: CrashPoint = CrashPoint.NEVER
+    crash_after_count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSettings:
+    """One engine. ``row_bytes``: KV bytes of one position on one rank, a multiple of 16.
+
+    ``block_count`` includes block 0, which is never used. ``max_model_len`` is cut to what the
+    pool can hold.
+    """
+
+    served_model_name: str
+    model_seed: int = 0
+    block_count: int
+    block_size: int = 16
+    row_bytes: int = 256
+    max_model_len: int
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    enable_prefix_caching: bool = True
+    tensor_parallel_size: int = 1
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    cost: Roofline
+    transfer: TransferSettings
+    transport: str = "auto"
+    devices: str | None = None
+    faults: SyntheticFaults = field(default_factory=SyntheticFaults)
