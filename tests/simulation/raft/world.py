@@ -19,7 +19,7 @@ from pdd.raft.messages import InstallSnapshot, Message
 from pdd.raft.values import NodeId
 from tests.simulation.raft.checker import Checker, Violation, check
 from tests.simulation.raft.clients import Clients
-from tests.simulation.raft.linearizability import find_violation
+from pdd.replication.linearizability import find_violation
 from tests.simulation.raft.node import NodeSettings, SimNode
 
 TICK_MS = 20

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from tests.simulation.raft.linearizability import (
+from pdd.replication.linearizability import (
     NEVER,
     Operation,
+    Value,
     apply_to_model,
     find_violation,
     is_linearizable,
 )
-from tests.simulation.raft.machine import Value
 
 
 def op(

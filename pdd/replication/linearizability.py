@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tests.simulation.raft.machine import Value
+Value = tuple[int, ...]
+"""A list of elements, each unique in the whole history."""
 
 NEVER = 2**62
 

@@ -1,0 +1,171 @@
+"""What clients and operators ask of this replica: the server side of `Replica`.
+
+Bound: ASKED_MAX unanswered submissions on one stream; beyond it a submission is answered
+REJECTED (inbox_full) at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from pdd.raft.core import Refusal
+from pdd.raft.proposals import OutcomeKind
+from pdd.raft.values import NodeId
+from pdd.replication.driver import Driver
+from pdd.replication.submissions import (
+    INBOX_FULL,
+    Answer,
+    CommandSubmission,
+    QuerySubmission,
+    Submission,
+)
+from pdd.rpc.v1 import raft_pb2 as pb
+from pdd.rpc.v1.raft_pb2_grpc import ReplicaServicer
+
+ASKED_MAX = 4096
+
+KINDS = {
+    OutcomeKind.OK: pb.OUTCOME_KIND_OK,
+    OutcomeKind.REJECTED: pb.OUTCOME_KIND_REJECTED,
+    OutcomeKind.UNKNOWN: pb.OUTCOME_KIND_UNKNOWN,
+}
+
+
+class ClientService(ReplicaServicer):  # type: ignore[misc]  # generated, untyped
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def Submit(
+        self,
+        request_iterator: AsyncIterator[pb.SubmitRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[pb.SubmitResponse]:
+        stream = _Stream()
+        reading = asyncio.create_task(self._read(request_iterator, stream))
+        reading.add_done_callback(lambda _: stream.wake.set())
+        try:
+            while True:
+                await stream.wake.wait()
+                stream.wake.clear()
+                if outcomes := stream.take():
+                    yield pb.SubmitResponse(outcomes=outcomes)
+                    stream.asked_count -= len(outcomes)
+                if reading.done():
+                    fault = reading.result()
+                    if fault:
+                        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
+                    if stream.asked_count == 0:
+                        return
+        finally:
+            reading.cancel()
+
+    async def _read(self, requests: AsyncIterator[pb.SubmitRequest], stream: _Stream) -> str:
+        """What is wrong with the stream; empty when it just ended."""
+        async for request in requests:
+            for submission in request.submissions:
+                stream.asked_count += 1
+                ticket = _Ticket(stream, submission.submission_id)
+                if stream.asked_count > ASKED_MAX:
+                    ticket.answer(Answer(kind=OutcomeKind.REJECTED, reason=INBOX_FULL))
+                    continue
+                body = submission.WhichOneof("body")
+                if body is None:
+                    return f"submission {submission.submission_id} has no body"
+                if body == "stale_query":
+                    result = self._driver.stale_query(submission.stale_query)
+                    ticket.answer(Answer(kind=OutcomeKind.OK, result=result))
+                else:
+                    self._driver.submit(_convert(submission, ticket))
+        return ""
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetStatusResponse:
+        status = self._driver.status()
+        return pb.GetStatusResponse(
+            replica=status.node,
+            role=status.role,
+            term=status.term,
+            leader=status.leader or "",
+            leader_address=self._driver.leader_address,
+            commit_index=status.commit_index,
+            applied_index=status.applied_index,
+            last_index=status.last_index,
+            snapshot_index=status.snapshot_index,
+            state_hash=status.state_hash,
+            longest_pause_us=int(status.longest_pause_s * 1e6),
+            dropped_message_count=status.dropped_message_count,
+        )
+
+    async def TransferLeadership(
+        self, request: pb.TransferLeadershipRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TransferLeadershipResponse:
+        refusal = self._driver.transfer_leadership(NodeId(request.target))
+        if refusal is Refusal.UNKNOWN_TARGET:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"target {request.target!r} is no other voter"
+            )
+        if refusal is not None:
+            leader = self._driver.leader_address or "not known here"
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{refusal}; the leader is {leader}"
+            )
+        return pb.TransferLeadershipResponse()
+
+    async def TakeSnapshot(
+        self, request: pb.TakeSnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TakeSnapshotResponse:
+        return pb.TakeSnapshotResponse(snapshot_index=await self._driver.take_snapshot())
+
+
+class _Stream:
+    """Outcomes that wait for the next write."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.asked_count = 0
+        self._outcomes: list[pb.SubmissionOutcome] = []
+
+    def put(self, outcome: pb.SubmissionOutcome) -> None:
+        self._outcomes.append(outcome)
+        self.wake.set()
+
+    def take(self) -> list[pb.SubmissionOutcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+
+class _Ticket:
+    """Where one answer goes. The stream may be gone by then; its list goes with it."""
+
+    __slots__ = ("_stream", "_submission_id")
+
+    def __init__(self, stream: _Stream, submission_id: int) -> None:
+        self._stream = stream
+        self._submission_id = submission_id
+
+    def answer(self, answer: Answer) -> None:
+        self._stream.put(
+            pb.SubmissionOutcome(
+                submission_id=self._submission_id,
+                kind=KINDS[answer.kind],
+                result=answer.result,
+                reason=answer.reason,
+                leader_address=answer.leader_address,
+            )
+        )
+
+
+def _convert(submission: pb.Submission, ticket: _Ticket) -> Submission:
+    if submission.HasField("command"):
+        command = submission.command
+        return CommandSubmission(
+            asker=ticket,
+            session_id=command.session_id,
+            sequence=command.sequence,
+            body=command.body,
+        )
+    return QuerySubmission(asker=ticket, query=submission.query)

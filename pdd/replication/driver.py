@@ -1,0 +1,423 @@
+"""The asyncio driver of one replica: the only place where core, disk, network and clients meet.
+
+    peers, clients --> inbox --+
+                               v  one turn
+    tick, at most one --> drain the inbox --> ready() --> early messages (overlap the own fsync)
+                                                      --> persist: one thread, one fdatasync
+                                                      --> messages (they promise what is durable)
+                                                      --> apply, answer
+                                                      --> advance()
+
+Everything that arrives during an fsync waits in the inbox and shares the next one (group commit).
+The order within a turn is `pdd.raft.ready`'s; the simulator drives the same core in the same order.
+A storage error or a state that differs from the leader's ends `run`, and must end the process:
+neither is retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from pdd.core.errors import PddError
+from pdd.core.ports import Clock
+from pdd.raft.core import RaftCore, Refusal
+from pdd.raft.machine import Applier
+from pdd.raft.messages import InstallSnapshot, Message
+from pdd.raft.proposals import OutcomeKind, ProposalTracker
+from pdd.raft.ready import Ready
+from pdd.raft.sessions import encode_command
+from pdd.raft.state import Role
+from pdd.raft.values import NodeId, Snapshot
+from pdd.replication.inbox import Inbox
+from pdd.replication.storage import Storage
+from pdd.replication.submissions import (
+    INBOX_FULL,
+    SUPERSEDED,
+    Answer,
+    Asker,
+    CommandSubmission,
+    QuerySubmission,
+    Submission,
+)
+from pdd.replication.ticks import Ticks
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 0.05
+SNAPSHOT_EVERY_ENTRIES = 50_000
+KEEP_ENTRIES = 10_000
+
+
+class DivergenceError(PddError):
+    """This replica applied the same log as the leader and holds another state: a bug."""
+
+
+class Outbound(Protocol):
+    """The network. Neither call blocks or raises; either may lose what it is given."""
+
+    def send(self, message: Message) -> None: ...
+
+    def send_snapshot(self, message: InstallSnapshot) -> None:
+        """Ends in `Driver.report_snapshot`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    tick_s: float = TICK_S
+    snapshot_every_entries: int = SNAPSHOT_EVERY_ENTRIES
+    """Applied since the last snapshot; then the next is taken."""
+    keep_entries: int = KEEP_ENTRIES
+    """Kept behind a snapshot, for followers that lag a little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverStatus:
+    node: NodeId
+    role: Role
+    term: int
+    leader: NodeId | None
+    commit_index: int
+    applied_index: int
+    last_index: int
+    snapshot_index: int
+    state_hash: bytes
+    longest_pause_s: float
+    dropped_message_count: int
+
+
+class Driver:
+    def __init__(
+        self,
+        *,
+        core: RaftCore,
+        storage: Storage,
+        applier: Applier,
+        outbound: Outbound,
+        query: Callable[[bytes], bytes],
+        addresses: Mapping[NodeId, str],
+        clock: Clock,
+        wall_clock_ms: Callable[[], int],
+        settings: DriverSettings,
+        saved_snapshot: Snapshot | None,
+        on_role: Callable[[Role, int], None] = lambda role, term: None,
+    ) -> None:
+        """
+        Args:
+            applier: holds the state as of ``saved_snapshot`` (empty without one).
+            query: answers a client's read from the applied state. Must be quick and must not
+                raise: it runs in the loop.
+            addresses: of every voter, where clients reach it; for hints.
+            clock: monotonic seconds, for ticks only.
+            wall_clock_ms: stamps commands, so that sessions expire by log-carried time.
+            on_role: told of every change of role or term, before anything is sent in it.
+        """
+        self._core = core
+        self._storage = storage
+        self._applier = applier
+        self._outbound = outbound
+        self._query = query
+        self._addresses = addresses
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._settings = settings
+        self._saved_snapshot = saved_snapshot
+        self._on_role = on_role
+        self._inbox = Inbox()
+        self._wake = asyncio.Event()
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raft-disk")
+        self._snapshot_disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raft-snap")
+        self._proposals: ProposalTracker[Asker] = ProposalTracker()
+        self._led_term = 0
+        self._shown: tuple[Role, int] | None = None
+        self._snapshot_task: asyncio.Task[None] | None = None
+        self._written_snapshot: Snapshot | None = None
+        """Its file is durable; the log does not say so yet."""
+        self._snapshot_waiters: list[tuple[int, asyncio.Future[int]]] = []
+        """(least index wanted, waiter). Bounded by the callers of `take_snapshot`."""
+        self._is_tick_due = False
+        self._stopping = False
+        self._longest_pause_s = 0.0
+        self._ticks = Ticks(tick_s=settings.tick_s, now_s=clock())
+
+    # Inputs, all from the loop's thread
+
+    def receive(self, message: Message, *, size_bytes: int) -> None:
+        self._inbox.put_message(message, size_bytes=size_bytes)
+        self._wake.set()
+
+    def submit(self, submission: Submission) -> None:
+        """The asker is answered once, unless the process ends first."""
+        if not self._inbox.put_submission(submission):
+            self._refuse(submission.asker, INBOX_FULL)
+        self._wake.set()
+
+    def stale_query(self, query: bytes) -> bytes:
+        """From whatever is applied here; may be old."""
+        return self._query(query)
+
+    def report_snapshot(self, target: NodeId, delivered: bool) -> None:
+        self._core.report_snapshot(target, delivered=delivered)
+        self._wake.set()
+
+    def transfer_leadership(self, target: NodeId) -> Refusal | None:
+        refusal = self._core.transfer(target)
+        self._wake.set()
+        return refusal
+
+    async def take_snapshot(self) -> int:
+        """Index of a durable snapshot of everything that is applied now, or of more."""
+        if self._core.state.log.snapshot.index >= self._applier.index:
+            return self._core.state.log.snapshot.index
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._snapshot_waiters.append((self._applier.index, waiter))
+        self._wake.set()
+        return await waiter
+
+    def stop(self) -> None:
+        """Let `run` return after the present turn. Safe at any time, like a crash."""
+        self._stopping = True
+        self._wake.set()
+
+    # Looking
+
+    @property
+    def leader_address(self) -> str:
+        leader = self._core.leader
+        return self._addresses.get(leader, "") if leader is not None else ""
+
+    def status(self) -> DriverStatus:
+        state = self._core.state
+        return DriverStatus(
+            node=state.config.node,
+            role=state.role,
+            term=state.term,
+            leader=state.leader,
+            commit_index=state.log.commit_index,
+            applied_index=self._applier.index,
+            last_index=state.log.last_index,
+            snapshot_index=state.log.snapshot.index,
+            state_hash=self._applier.machine.state_hash(),
+            longest_pause_s=self._longest_pause_s,
+            dropped_message_count=self._inbox.dropped_count,
+        )
+
+    # The loop
+
+    async def run(self) -> None:
+        """Until `stop`. Raises: StorageError, DivergenceError; the process must end then."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._settings.tick_s, self._on_timer)
+        try:
+            while not self._stopping:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._turn()
+        finally:
+            self._timer.cancel()
+            if self._snapshot_task is not None:
+                self._snapshot_task.cancel()
+            # Waits for a write under way, so that nobody closes the file below it.
+            await asyncio.shield(asyncio.to_thread(self._close))
+
+    def _close(self) -> None:
+        self._snapshot_disk.shutdown(wait=True)
+        self._disk.shutdown(wait=True)
+        self._storage.close()
+
+    def _on_timer(self) -> None:
+        now_s = self._clock()
+        self._longest_pause_s = max(self._longest_pause_s, now_s - self._ticks.next_s)
+        if self._ticks.take_due(now_s):
+            self._is_tick_due = True  # several during one slow fsync count as one
+            self._wake.set()
+        delay_s = max(self._ticks.next_s - now_s, 0.0)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    async def _turn(self) -> None:
+        self._take_inputs()
+        while self._core.has_ready() and not self._stopping:
+            await self._obey(self._core.ready())
+            await self._finish_snapshot()
+            self._maybe_take_snapshot()
+            self._take_inputs()
+        await self._finish_snapshot()
+        self._maybe_take_snapshot()
+
+    def _take_inputs(self) -> None:
+        """Messages before the tick: after a pause, a leader's heartbeat is read before the
+        election clock moves. Then clients', which the messages may have made pointless."""
+        for message in self._inbox.take_messages():
+            self._core.step(message)
+        if self._is_tick_due:
+            self._is_tick_due = False
+            self._core.tick()
+        for submission in self._inbox.take_submissions():
+            if isinstance(submission, CommandSubmission):
+                self._propose(submission)
+            else:
+                self._read(submission)
+
+    def _propose(self, submission: CommandSubmission) -> None:
+        data = encode_command(
+            client_id=submission.session_id,
+            sequence=submission.sequence,
+            stamp_ms=self._wall_clock_ms(),
+            body=submission.body,
+        )
+        proposed = self._core.propose(data)
+        if isinstance(proposed, Refusal):
+            self._refuse(submission.asker, proposed)
+        else:
+            self._proposals.track(proposed, submission.asker)
+
+    def _read(self, submission: QuerySubmission) -> None:
+        refusal = self._core.read_index(submission)
+        if refusal is not None:
+            self._refuse(submission.asker, refusal)
+
+    def _refuse(self, asker: Asker, reason: str) -> None:
+        asker.answer(
+            Answer(
+                kind=OutcomeKind.REJECTED,
+                reason=str(reason),
+                leader_address=self.leader_address,
+            )
+        )
+
+    async def _obey(self, ready: Ready) -> None:
+        if ready.divergence is not None:
+            raise DivergenceError(
+                f"state differs from the leader's at index {ready.divergence.index} "
+                f"({ready.divergence.own_hash.hex()}, leader "
+                f"{ready.divergence.leader_hash.hex()}): replace this replica offline, and report "
+                "it: two replicas must never differ"
+            )
+        self._show_role(ready)
+        self._send(ready.early_messages)
+        if ready.must_sync:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._disk, self._persist, ready)
+            if ready.snapshot is not None:
+                self._saved_snapshot = ready.snapshot
+        else:
+            await asyncio.sleep(0)  # a long catch-up must not starve heartbeats and pings
+        self._send(ready.messages)
+        self._apply(ready)
+        self._core.advance(ready)
+
+    def _persist(self, ready: Ready) -> None:
+        """In the disk's thread."""
+        self._storage.write(ready)
+        self._storage.sync()
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if isinstance(message, InstallSnapshot):
+                saved = self._saved_snapshot
+                assert saved is not None, "compacted without a saved snapshot"
+                self._outbound.send_snapshot(replace(message, meta=saved.meta, data=saved.data))
+            else:
+                self._outbound.send(message)
+
+    def _apply(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            self._applier.restore(ready.snapshot)
+            log.info("raft_snapshot_installed", index=ready.snapshot.meta.index)
+        applied, hashes = self._applier.apply(ready.committed)
+        for index, state_hash in hashes:
+            self._core.report_state_hash(index, state_hash)
+        for one in applied:
+            outcome = self._proposals.on_applied(one)
+            if outcome is not None:
+                self._answer(outcome.token, outcome.kind, outcome.result)
+        self._end_leadership(ready)
+        for context in ready.reads:
+            assert isinstance(context, QuerySubmission)
+            result = self._query(context.query)
+            context.asker.answer(Answer(kind=OutcomeKind.OK, result=result))
+        for context in ready.aborted_reads:
+            assert isinstance(context, QuerySubmission)
+            self._refuse(context.asker, Refusal.NOT_LEADER)
+
+    def _answer(self, asker: Asker, kind: OutcomeKind, result: bytes) -> None:
+        if kind is OutcomeKind.OK:
+            asker.answer(Answer(kind=kind, result=result))
+            return
+        reason = SUPERSEDED if kind is OutcomeKind.REJECTED else ""
+        asker.answer(Answer(kind=kind, reason=reason, leader_address=self.leader_address))
+
+    def _end_leadership(self, ready: Ready) -> None:
+        """What was proposed in a leadership that is over has an unknown outcome."""
+        term = ready.term if ready.role is Role.LEADER else 0
+        if self._led_term and term != self._led_term:
+            for outcome in self._proposals.on_leadership_lost():
+                self._answer(outcome.token, outcome.kind, b"")
+        self._led_term = term
+
+    def _show_role(self, ready: Ready) -> None:
+        if (ready.role, ready.term) == self._shown:
+            return
+        self._shown = (ready.role, ready.term)
+        self._on_role(ready.role, ready.term)
+        log.info("raft_role_changed", role=str(ready.role), term=ready.term, leader=ready.leader)
+
+    # Snapshots of the own state
+
+    def _maybe_take_snapshot(self) -> None:
+        if self._snapshot_task is not None:
+            return
+        raft_log = self._core.state.log
+        fresh_entries = self._applier.index - raft_log.snapshot.index
+        is_wanted = bool(self._snapshot_waiters) and fresh_entries > 0
+        if not is_wanted and fresh_entries < self._settings.snapshot_every_entries:
+            return
+        if raft_log.unsaved_snapshot is not None:
+            return  # a newer one is on its way to the disk
+        # Built in this turn: an immutable view of exactly what is applied.
+        snapshot = self._applier.snapshot()
+        loop = asyncio.get_running_loop()
+        self._snapshot_task = loop.create_task(self._write_snapshot(snapshot))
+
+    async def _write_snapshot(self, snapshot: Snapshot) -> None:
+        """The large file beside the log's turns; its marker within one (`_finish_snapshot`)."""
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(
+                self._snapshot_disk, self._storage.write_snapshot_file, snapshot
+            )
+            self._written_snapshot = snapshot
+        finally:
+            self._wake.set()
+
+    async def _finish_snapshot(self) -> None:
+        """Raises: StorageFailedError, the writing task's too."""
+        task = self._snapshot_task
+        if task is None or not task.done():
+            return
+        self._snapshot_task = None
+        task.result()
+        snapshot, self._written_snapshot = self._written_snapshot, None
+        assert snapshot is not None, "a finished write left no snapshot"
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._disk, self._storage.mark_snapshot, snapshot.meta)
+        if snapshot.meta.index > self._core.state.log.snapshot.index:
+            self._saved_snapshot = snapshot
+        self._core.compact(snapshot.meta, keep_entries=self._settings.keep_entries)
+        index = self._core.state.log.snapshot.index
+        log.info("raft_snapshot_taken", index=index, size_bytes=len(snapshot.data))
+        self._answer_snapshot_waiters(index)
+
+    def _answer_snapshot_waiters(self, index: int) -> None:
+        still_waiting = []
+        for wanted_index, waiter in self._snapshot_waiters:
+            if wanted_index > index:
+                still_waiting.append((wanted_index, waiter))
+            elif not waiter.done():
+                waiter.set_result(index)
+        self._snapshot_waiters = still_waiting

@@ -1,0 +1,103 @@
+"""A client's stream to one replica: many submissions at a time, answered in any order.
+
+Whatever ends the stream makes the outcome of everything unanswered on it unknown. The next
+submission dials again. Bound: the caller's own concurrency; each waits for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from pdd.replication.grpc_options import CHANNEL_OPTIONS
+from pdd.rpc.v1 import raft_pb2 as pb
+from pdd.rpc.v1.raft_pb2_grpc import ReplicaStub
+
+BATCH_MAX = 1024
+"""Submissions in one write."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stream:
+    unsent: list[pb.Submission] = field(default_factory=list)
+    waiting: dict[int, asyncio.Future[pb.SubmissionOutcome]] = field(default_factory=dict)
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    is_over: bool = False
+
+
+class ReplicaLink:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = ReplicaStub(self._channel)
+        self._stream = _Stream(is_over=True)
+        self._next_id = 0
+
+    async def ask(self, submission: pb.Submission, *, timeout_s: float) -> pb.SubmissionOutcome:
+        """Never raises for what the network does: UNKNOWN when no answer came in time.
+
+        ``submission.submission_id`` is set here.
+        """
+        stream = self._stream
+        if stream.is_over:
+            stream = self._stream = _Stream()
+            stream.task = asyncio.get_running_loop().create_task(self._run(stream))
+        self._next_id += 1
+        number = submission.submission_id = self._next_id
+        future: asyncio.Future[pb.SubmissionOutcome] = asyncio.get_running_loop().create_future()
+        stream.waiting[number] = future
+        stream.unsent.append(submission)
+        stream.has_news.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            return pb.SubmissionOutcome(kind=pb.OUTCOME_KIND_UNKNOWN, reason="no answer in time")
+        finally:
+            stream.waiting.pop(number, None)
+
+    async def close(self) -> None:
+        task = self._stream.task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        await self._channel.close()
+
+    async def _run(self, stream: _Stream) -> None:
+        call = self._stub.Submit()
+        writing = asyncio.create_task(_write(call, stream))
+        reason = "the stream ended"
+        try:
+            async for response in call:
+                for outcome in response.outcomes:
+                    future = stream.waiting.pop(outcome.submission_id, None)
+                    if future is not None and not future.done():
+                        future.set_result(outcome)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        finally:
+            stream.is_over = True
+            writing.cancel()
+            call.cancel()
+            await asyncio.wait({writing})
+            for future in stream.waiting.values():
+                if not future.done():
+                    future.set_result(
+                        pb.SubmissionOutcome(kind=pb.OUTCOME_KIND_UNKNOWN, reason=reason)
+                    )
+
+
+async def _write(call: grpc.aio.StreamStreamCall, stream: _Stream) -> None:
+    try:
+        while True:
+            await stream.has_news.wait()
+            stream.has_news.clear()
+            while stream.unsent:
+                batch = stream.unsent[:BATCH_MAX]
+                del stream.unsent[:BATCH_MAX]
+                await call.write(pb.SubmitRequest(submissions=batch))
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the reading side hears the same and says so
