@@ -3,6 +3,7 @@
 Checked against vLLM 0.32 (CPU, Model Runner V1); 0.33's base class only adds methods.
 """
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -125,9 +126,14 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.take_first_tokens()
 
     def shutdown(self) -> None:
-        """The worker process ends."""
+        """This process ends.
+
+        The last collection of an interpreter that has loaded torch and vLLM takes seconds, in
+        each process one after the other; vLLM kills them after five. What is frozen is skipped.
+        """
         if self._worker_side is not None:
             self._worker_side.close()
+        gc.freeze()
 
     # --- scheduler half ----------------------------------------------------------------------
 

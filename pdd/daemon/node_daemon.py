@@ -169,6 +169,7 @@ class _NodeDaemon:
         ]
         tasks = [asyncio.create_task(link.run()) for link in links]
         tasks.append(asyncio.create_task(self._report_status(service, links)))
+        tasks.append(asyncio.create_task(jobs.wait_crashed()))
         failed = asyncio.create_task(engine.wait_failed())
         notify.notify_ready(grpc=address)
         try:

@@ -89,6 +89,7 @@ class _SchedulerDaemon:
         await server.start()
         background = [
             asyncio.create_task(self._driver.tick()),
+            asyncio.create_task(self._driver.wait_crashed()),
             asyncio.create_task(_watchdog()),
         ]
         log.info("scheduler_ready", http=http_address, grpc=grpc_address, model=self._model.name)

