@@ -66,6 +66,7 @@ class JobFacts:
     started_s: float | None = None
     ready_s: float | None = None
     load_failed_reason: str = ""
+    loaded_rank_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,8 @@ class VllmEngine:
             self._llm = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._build, engine_args(self._settings, worker)
             )
-            hellos = await asyncio.wait_for(self._link.hellos(), timeout=_HELLO_TIMEOUT_S)
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                hellos = await self._link.hellos()
         except Exception as error:
             await self.stop()
             raise EngineFailed(f"vLLM did not start: {error}") from error
@@ -312,7 +313,9 @@ class VllmEngine:
             facts.transfer_s = max(facts.transfer_s, message.transfer_s)
         else:
             facts.load_failed_reason = message.reason
-        if self._notify_ready is not None:
+        facts.loaded_rank_count += 1
+        all_loaded = facts.loaded_rank_count == self._settings.tensor_parallel_size
+        if all_loaded and self._notify_ready is not None:
             self._notify_ready(message.key, facts)
 
 
