@@ -50,9 +50,11 @@ from pdd.transfer.protocol_values import (
     Ticked,
 )
 from pdd.transfer.settings import TransferSettings
+from pdd.transfer.shared import SharedSlots, attach, host_id
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import Peer, PeerId, Reason, TransferEvent
+from pdd.wire.address import RankAddress, unpack_address
 from pdd.wire.control import Grant, pack_control, unpack_control
 from pdd.wire.record import RECORD_BYTES, Record, RecordKind, pack_record
 from pdd.wire.tag import NONCE_BITS, RECORD_PIECE, make_tag
@@ -60,6 +62,7 @@ from pdd.wire.tag import NONCE_BITS, RECORD_PIECE, make_tag
 ACTIVE_POLL_S = 0.1
 """Longest sleep while messages are in flight: UCX looks for dead peers only when it progresses."""
 PIECES_PER_CHUNK = 4096
+PAGE_BYTES = 4096
 STAGING_LIMIT_BYTES = 256 << 20
 
 
@@ -72,6 +75,7 @@ class _Sending:
     left: int
     ok: bool = True
     buffer: ByteArray | None = None
+    slot: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +113,8 @@ class TransferDriver:
         identity: NodeIdentity,
         settings: TransferSettings,
         transport: Transport,
-        ucx_address: bytes,
+        address: bytes,
+        shared: SharedSlots | None = None,
         send_control: Callable[[Peer, bytes], None],
         emit: Callable[[TransferEvent], None],
         counters: Counter[str],
@@ -122,7 +127,11 @@ class TransferDriver:
         self._send_control = send_control
         self._emit = emit
         self._counters = counters
+        counters.update({"ucx_bytes": 0, "shared_bytes": 0})
         self._clock = clock
+        self._shared = shared
+        self._host = host_id() if shared is not None else ""
+        self._mapped: dict[PeerId, ByteArray | None] = {}
         self._staged = (
             not pool.on_device and pool.smallest_segment_bytes < settings.stage_below_bytes
         )
@@ -143,7 +152,7 @@ class TransferDriver:
         )
         self._target = TargetProtocol(
             identity=identity,
-            ucx_address=ucx_address,
+            address=address,
             block_bytes=pool.block_bytes,
             settings=settings,
             lands_direct=self._lands_direct,
@@ -171,6 +180,7 @@ class TransferDriver:
             same_rank = (known.uuid, known.rank) == (peer_id.uuid, peer_id.rank)
             if same_rank and known.boot_epoch < peer_id.boot_epoch:
                 self._transport.abort(known)
+                self._mapped.pop(known, None)
         self._peers[peer_id] = peer
 
     def source(self, event: SourceEvent) -> None:
@@ -193,7 +203,7 @@ class TransferDriver:
                 identity=peer.identity,
                 rank=peer.rank,
                 control_address=peer.control_address,
-                ucx_address=message.ucx_address,
+                ucx_address=message.address,
             )
         self.learn_peer(peer)
         event = ControlReceived(peer=peer.peer_id, message=message)
@@ -206,7 +216,22 @@ class TransferDriver:
         """Have an endpoint to a learned peer."""
         if not self._transport.has(peer):
             self._counters["connects"] += 1
-        self._transport.connect(peer, self._peers[peer].ucx_address)
+        try:
+            address = unpack_address(self._peers[peer].ucx_address)
+        except ValueError:
+            self._counters[f"refused_{Reason.MALFORMED.value}"] += 1
+            address = RankAddress(ucx_address=b"")  # connecting to it fails: the peer is lost
+        self._transport.connect(peer, address.ucx_address)
+
+    def shares_memory_with(self, peer: PeerId) -> bool:
+        """Whether this rank can read that peer's shared memory; mapped when first asked."""
+        if self._host and peer not in self._mapped:
+            try:
+                address = unpack_address(self._peers[peer].ucx_address)
+            except ValueError:
+                return False  # told when it is connected to
+            self._mapped[peer] = attach(address, host=self._host)
+        return self._mapped.get(peer) is not None
 
     def disconnect(self, peer: PeerId) -> None:
         """Close the endpoint to a peer, if there is one."""
@@ -353,6 +378,8 @@ class TransferDriver:
         self._transport.send(peer, tag, data, None)
 
     def _send_chunk(self, effect: SendChunk) -> bool:
+        if effect.shared and self._shared is not None:
+            return self._share_chunk(effect, self._shared)
         size = len(effect.block_ids) * self._pool.block_bytes
         buffer: ByteArray | None = None
         if self._staged:
@@ -397,6 +424,44 @@ class TransferDriver:
         self._counters["chunks_sent"] += 1
         return True
 
+    def _share_chunk(self, effect: SendChunk, shared: SharedSlots) -> bool:
+        """As ``_send_chunk``, through shared memory; the target's answer frees the slot."""
+        slot = shared.take(effect.peer)
+        if slot is None:
+            return False
+        size = len(effect.block_ids) * self._pool.block_bytes
+        packed = shared.part(slot, size)
+        self._pool.gather(effect.block_ids, packed)
+        digest = self._digest([packed])
+        if self._damaged(effect):
+            packed[size // 2] ^= 0xFF
+        record = Record(
+            kind=RecordKind.CHUNK,
+            nonce=effect.nonce,
+            serial=effect.serial,
+            first_index=effect.first_index,
+            block_count=len(effect.block_ids),
+            first_piece=(effect.serial % (PIECES_PER_CHUNK - 1)) * PIECES_PER_CHUNK,
+            size_bytes=size,
+            piece_bytes=size,
+            digest=digest,
+            shared_page=shared.offset(slot) // PAGE_BYTES + 1,
+        )
+        sending = _Sending(
+            nonce=effect.nonce,
+            serial=effect.serial,
+            peer=effect.peer,
+            size_bytes=size,
+            left=1,
+            slot=slot,
+        )
+        self._sending[effect.nonce, effect.serial] = sending
+        tag = make_tag(nonce=effect.nonce, piece=record.first_piece)
+        self._transport.post_receive(effect.peer, tag, np.zeros(1, np.uint8), sending)
+        self._send_record(effect.peer, record)
+        self._counters["chunks_sent"] += 1
+        return True
+
     def _direct_piece_bytes(self) -> int:
         """Longest message that is contiguous in every block of this pool."""
         size = 0
@@ -426,7 +491,7 @@ class TransferDriver:
     def _lands_direct(self, record: Record, block_ids: Sequence[int]) -> bool:
         if self._pool.on_device:
             return True
-        if self._staged:
+        if self._staged or record.shared_page:
             return False
         return self._pool.pieces(block_ids, record.piece_bytes) is not None
 
@@ -439,8 +504,41 @@ class TransferDriver:
             discard=False,
         )
         self._receiving[effect.record.nonce, effect.record.serial] = receiving
-        if not self._post_pieces(receiving):
+        if effect.record.shared_page:
+            self._receive_shared(receiving)
+        elif not self._post_pieces(receiving):
             self._waiting_in.append(receiving)
+
+    def _receive_shared(self, receiving: _Receiving) -> None:
+        """Copy a chunk out of the source's shared memory, now, while the blocks are ours.
+
+        The digest is taken of the copy, so it does not matter what the source does to its memory
+        meanwhile.
+        """
+        record = receiving.record
+        mapped = self._mapped[receiving.peer]
+        start = (record.shared_page - 1) * PAGE_BYTES
+        ok = mapped is not None and start + record.size_bytes <= mapped.nbytes
+        digest = 0
+        if ok:
+            assert mapped is not None
+            self._pool.scatter(receiving.block_ids, mapped[start : start + record.size_bytes])
+            digest = self._digest(
+                [
+                    self._pool.part(*segment)
+                    for block_id in receiving.block_ids
+                    for segment in self._pool.segments(block_id)
+                ]
+            )
+        else:
+            self._transport.abort(receiving.peer)
+        received = ChunkReceived(nonce=record.nonce, serial=record.serial, ok=ok, digest=digest)
+        self._later_target.append(received)
+
+    def _free_slot(self, peer: PeerId, record: Record) -> None:
+        """Tell the source that its shared memory has been read."""
+        tag = make_tag(nonce=record.nonce, piece=record.first_piece)
+        self._transport.send(peer, tag, np.zeros(1, np.uint8), None)
 
     def _post_pieces(self, receiving: _Receiving) -> bool:
         record = receiving.record
@@ -481,6 +579,10 @@ class TransferDriver:
         )
         self._receiving[record.nonce, record.serial] = receiving
         self._counters["chunks_discarded"] += 1
+        if record.shared_page:
+            done = ChunkReceived(nonce=record.nonce, serial=record.serial, ok=True, digest=0)
+            self._later_target.append(done)
+            return
         for number in range(record.first_piece, record.first_piece + record.piece_count):
             tag = make_tag(nonce=record.nonce, piece=number)
             self._transport.post_receive(
@@ -493,6 +595,8 @@ class TransferDriver:
             return
         if receiving in self._waiting_in:
             self._waiting_in.remove(receiving)
+        if receiving.record.shared_page:
+            self._free_slot(receiving.peer, receiving.record)
         if land:
             self._counters["received_bytes"] += receiving.record.size_bytes
             self._counters["chunks_received"] += 1
@@ -546,8 +650,12 @@ class TransferDriver:
         del self._sending[sending.nonce, sending.serial]
         if sending.buffer is not None:
             self._out_staging.give(sending.peer, sending.buffer)
+        if sending.slot is not None and self._shared is not None:
+            self._shared.give(sending.peer, sending.slot)
         if sending.ok:
             self._counters["sent_bytes"] += sending.size_bytes
+            lane = "ucx_bytes" if sending.slot is None else "shared_bytes"
+            self._counters[lane] += sending.size_bytes
         self.source(
             ChunkSent(
                 nonce=sending.nonce,

@@ -13,6 +13,7 @@ idle engine costs no CPU. A bug in the transfer thread ends it and is raised by 
 """
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections import Counter, deque
@@ -30,8 +31,10 @@ from pdd.transfer.protocol_values import (
     TargetOpened,
 )
 from pdd.transfer.settings import TransferSettings
+from pdd.transfer.shared import SharedSlots
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import Peer, SourceReleased, TransferEvent
+from pdd.wire.address import RankAddress, pack_address
 
 START_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
@@ -83,14 +86,14 @@ class TransferEngine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._address = b""
-        self._gauges: dict[str, int] = {}
+        self._gauges: dict[str, int | float] = {}
         self._thread: threading.Thread | None = None
         self._closing = threading.Lock()  # ``wake`` must not touch a descriptor closed meanwhile
 
     # ------------------------------------------------------------------------------ life
 
     def start(self) -> bytes:
-        """Start the transfer thread; returns this rank's UCX worker address.
+        """Start the transfer thread; returns this rank's address for ``Peer.ucx_address``.
 
         Raises:
             KVTransferError: UCX cannot be loaded or started.
@@ -183,7 +186,8 @@ class TransferEngine:
 
         def command(driver: TransferDriver) -> None:
             driver.learn_peer(source)
-            driver.target(event)
+            shared = driver.shares_memory_with(source.peer_id)
+            driver.target(dataclasses.replace(event, shared=shared))
 
         self._command(command)
 
@@ -260,19 +264,25 @@ class TransferEngine:
             self._on_event()
 
     def _run(self) -> None:
+        shared: SharedSlots | None = None
         try:
             transport = self._transport
             if transport is None:
                 from pdd.transfer.ucx_transport import UcxTransport
 
                 transport = self._transport = UcxTransport()
-            self._address = transport.open()
+            ucx_address = transport.open()
+            shared = self._make_shared()
+            self._address = pack_address(
+                shared.address(ucx_address) if shared else RankAddress(ucx_address=ucx_address)
+            )
             driver = TransferDriver(
                 pool=self._pool,
                 identity=self._identity,
                 settings=self._settings,
                 transport=transport,
-                ucx_address=self._address,
+                address=self._address,
+                shared=shared,
                 send_control=self._send_control,
                 emit=self._emit,
                 counters=self._counters,
@@ -284,6 +294,19 @@ class TransferEngine:
         finally:
             self._ready.set()
             self._shut()
+            if shared is not None:
+                shared.close()
+
+    def _make_shared(self) -> SharedSlots | None:
+        settings = self._settings
+        if not settings.shared_memory or not settings.digest or self._pool.on_device:
+            return None
+        return SharedSlots(
+            slot_bytes=max(1, settings.chunk_bytes // self._pool.block_bytes)
+            * self._pool.block_bytes,
+            slot_count=settings.shared_slots,
+            per_peer=settings.window_chunks,
+        )
 
     def _loop(self, driver: TransferDriver, transport: Transport) -> None:
         while not self._stopping:
@@ -293,7 +316,7 @@ class TransferEngine:
                 busy = True
             busy |= driver.step()
             if not busy:
-                self._gauges = driver.gauges()
+                self._gauges = {**driver.gauges(), "thread_cpu_s": time.thread_time()}
                 sleep_s = driver.sleep_s()
                 if sleep_s != 0.0 and not self._commands and not self._stopping:
                     transport.wait(sleep_s)

@@ -76,6 +76,7 @@ class _Lane:
     lease_at_s: float
     cursor: int  # next prompt block index to look at
     next_serial: int
+    shared: bool
     ended: bool = False
     queued: bool = False  # in its peer's turn queue
     # serial -> (first index, block count, chunk number)
@@ -250,7 +251,7 @@ class SourceProtocol:
             return Reason.EXPIRED
         if grant.lease_ms > self._settings.max_lease_s * 1000:
             return Reason.LEASE_TOO_LONG
-        if not grant.block_ids or not grant.ucx_address:
+        if not grant.block_ids or not grant.address:
             return Reason.MALFORMED
         if grant.nonce in self._ended_nonces:
             return Reason.CONSUMED
@@ -309,6 +310,7 @@ class SourceProtocol:
             lease_at_s=lease_at_s,
             cursor=grant.first_index,
             next_serial=first_serial,
+            shared=bool(grant.shared),
         )
         self._lanes[lane.nonce] = lane
         sequence.nonce = lane.nonce
@@ -404,6 +406,7 @@ class SourceProtocol:
                 block_ids=tuple(sequence.block_ids[start : start + count]),
                 target_block_ids=lane.target_block_ids[target_start : target_start + count],
                 number=number,
+                shared=lane.shared,
             )
         )
 

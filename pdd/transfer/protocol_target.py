@@ -97,6 +97,7 @@ class _Want:
     nonce: int = 0
     transferred_bytes: int = 0
     retried: set[int] = field(default_factory=set)
+    shared: bool = False
     ending: TargetFailed | TargetCancelled | None = None
 
     def missing(self) -> tuple[int, ...]:
@@ -132,7 +133,7 @@ class TargetProtocol:
     """All transfers into this rank's pool.
 
     Args:
-        identity, rank_address: what the tickets say about this node.
+        identity, address: what the tickets say about this node.
         block_bytes: bytes of one block of this pool (packed).
         lands_direct: whether a chunk can be received in place; pure.
         new_nonce: 40 unguessable bits.
@@ -142,14 +143,14 @@ class TargetProtocol:
         self,
         *,
         identity: NodeIdentity,
-        ucx_address: bytes,
+        address: bytes,
         block_bytes: int,
         settings: TransferSettings,
         lands_direct: Callable[[Record, Sequence[int]], bool],
         new_nonce: Callable[[], int],
     ) -> None:
         self._identity = identity
-        self._ucx_address = ucx_address
+        self._address = address
         self._block_bytes = block_bytes
         self._settings = settings
         self._lands_direct = lands_direct
@@ -219,6 +220,7 @@ class TargetProtocol:
             block_ids=tuple(event.block_ids),
             deadline_at_s=event.deadline_at_s,
             opened_at_s=self._now_s,
+            shared=event.shared,
         )
         self._wants[event.key] = want
         self._timers.schedule(event.deadline_at_s, "deadline", event.key)
@@ -270,7 +272,8 @@ class TargetProtocol:
             block_ids=want.block_ids,
             held=tuple(sorted(want.verified)),
             lease_ms=lease_ms,
-            ucx_address=self._ucx_address,
+            address=self._address,
+            shared=int(want.shared),
         )
         self._effects.append(SendControl(peer=want.peer, message=grant))
 
@@ -365,6 +368,8 @@ class TargetProtocol:
         if count > 1 and record.size_bytes > MAX_CHUNK_BYTES:
             return False
         if record.piece_count > PIECES_PER_CHUNK:
+            return False
+        if record.shared_page and not (want.shared and self._settings.digest):
             return False
         return not (self._settings.digest and record.digest == 0)
 

@@ -53,13 +53,17 @@ class ChunkSent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOpened:
-    """Blocks reserved for prompt block indices ``first_index``... are to be filled by ``peer``."""
+    """Blocks reserved for prompt block indices ``first_index``... are to be filled by ``peer``.
+
+    ``shared``: the peer's shared memory is mapped here.
+    """
 
     key: str
     peer: PeerId
     first_index: int
     block_ids: Sequence[int]
     deadline_at_s: float
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,7 @@ class SendRecord:
 class SendChunk:
     """Announce and send a chunk. ``ChunkSent`` follows.
 
+    ``shared``: through shared memory, which the target has mapped.
     ``number``: 0-based among the chunks of its lane; the same when it is sent once more.
     ``target_block_ids`` let the driver see which neighbours are neighbours on both sides.
     """
@@ -171,6 +176,7 @@ class SendChunk:
     block_ids: tuple[int, ...]
     target_block_ids: tuple[int, ...]
     number: int
+    shared: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ class TransferSettings:
 
     ``digest``: xxh3 over every chunk at both ends. Off: completeness is still checked by message
         count, but damage is not seen. Must be off for GPU pools.
+    ``shared_memory``: between ranks of one host and user, the bytes go through shared memory (see
+        ``shared``) and only records over UCX. Both ranks must have it on, with ``digest``.
+    ``shared_slots``: chunks that this rank's shared memory holds.
     ``chunk_bytes``: blocks are sent in chunks of about this size (at least one block).
     ``window_chunks``: chunks on the way to one peer; more wait at the source.
     ``stage_below_bytes``: contiguous stretches shorter than this are gathered into, and scattered
@@ -48,6 +51,8 @@ class TransferSettings:
     """
 
     digest: bool = True
+    shared_memory: bool = False
+    shared_slots: int = 16
     chunk_bytes: int = 4 * MIB
     window_chunks: int = 8
     stage_below_bytes: int = 256 * 1024

@@ -34,7 +34,8 @@ class Grant:
 
     ``block_ids`` are the target's reserved blocks for prompt block indices ``first_index``...;
     those whose index is in ``held`` have arrived in an earlier attempt and are not wanted.
-    ``lease_ms`` counts from the moment the source reads the message.
+    ``lease_ms`` counts from the moment the source reads the message. ``address`` is the target
+    rank's (``wire.address``). ``shared`` is 1 when the target can read the source's shared memory.
     """
 
     key: str
@@ -48,7 +49,8 @@ class Grant:
     block_ids: tuple[int, ...]
     held: tuple[int, ...]
     lease_ms: int
-    ucx_address: bytes
+    address: bytes
+    shared: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ _TYPES: dict[str, type] = {
     "reason": str,
     "source_uuid": str,
     "target_uuid": str,
-    "ucx_address": bytes,
+    "address": bytes,
     "block_ids": tuple,
     "held": tuple,
 }

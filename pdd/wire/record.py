@@ -19,7 +19,8 @@ of zero bytes can therefore never look like a chunk.
         32     8  size_bytes      all blocks of the chunk
         40     8  piece_bytes     bytes per message; the last may be shorter
         48     8  digest          xxh3-64 of the bytes in block order; 0 = not taken
-        56     4  reserved, zero
+        56     4  shared_page     in units of 4,096 B, plus 1: where the chunk lies in the source's
+                                  shared memory; 0 = its bytes come as messages
         60     4  crc32 of bytes 0..59
 """
 
@@ -69,6 +70,7 @@ class Record:
     size_bytes: int = 0
     piece_bytes: int = 0
     digest: int = 0
+    shared_page: int = 0
 
     @property
     def piece_count(self) -> int:
@@ -93,7 +95,7 @@ def pack_record(record: Record) -> bytes:
         record.size_bytes,
         record.piece_bytes,
         record.digest,
-        0,
+        record.shared_page,
     )
     return head + struct.pack("<I", zlib.crc32(head))
 
@@ -107,9 +109,21 @@ def unpack_record(data: bytes) -> Record:
     """
     if len(data) != RECORD_BYTES:
         raise ValueError(f"a record has {RECORD_BYTES} bytes, not {len(data)}")
-    (magic, kind, reason, _, nonce, serial, first, count, piece, size, piece_bytes, digest, _) = (
-        _LAYOUT.unpack_from(data)
-    )
+    (
+        magic,
+        kind,
+        reason,
+        _,
+        nonce,
+        serial,
+        first,
+        count,
+        piece,
+        size,
+        piece_bytes,
+        digest,
+        page,
+    ) = _LAYOUT.unpack_from(data)
     if magic != _MAGIC:
         raise ValueError(f"a record begins with {_MAGIC!r}, not {magic!r}")
     if zlib.crc32(data[:-4]) != struct.unpack_from("<I", data, RECORD_BYTES - 4)[0]:
@@ -125,6 +139,7 @@ def unpack_record(data: bytes) -> Record:
         size_bytes=size,
         piece_bytes=piece_bytes,
         digest=digest,
+        shared_page=page,
     )
     if record.kind is RecordKind.CHUNK and not (count and size and piece_bytes):
         raise ValueError(f"a chunk of {count} blocks, {size} bytes in pieces of {piece_bytes}")

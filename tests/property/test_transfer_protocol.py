@@ -79,7 +79,7 @@ class World:
         )
         self.target = TargetProtocol(
             identity=TARGET,
-            ucx_address=b"target",
+            address=b"target",
             block_bytes=BLOCK_BYTES,
             settings=self.settings,
             lands_direct=lambda record, ids: direct,

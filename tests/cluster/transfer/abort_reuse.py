@@ -4,7 +4,7 @@ Two engines over real UCX. Transfers are given up at random moments, by either s
 deadline, and the target's blocks are written by somebody else the moment the terminal event is
 there. A late write would change what that somebody wrote, and is looked for in every round.
 
-Arguments: seed, rounds, ``direct`` or ``staged``. Prints one JSON line.
+Arguments: seed, rounds, ``direct``, ``staged`` or ``shared``. Prints one JSON line.
 """
 
 import json
@@ -80,9 +80,11 @@ def make_pool(direct):
 
 
 class Soak:
-    def __init__(self, seed, *, direct):
+    def __init__(self, seed, landing):
         self.random = random.Random(seed)
+        direct = landing == "direct"
         settings = TransferSettings(
+            shared_memory=landing == "shared",
             chunk_bytes=200_000,
             window_chunks=4,
             grant_repeat_s=0.05,
@@ -187,7 +189,7 @@ class Soak:
 
 def main():
     seed, rounds, landing = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    soak = Soak(seed, direct=landing == "direct")
+    soak = Soak(seed, landing)
     soak.run(rounds)
     result = {
         "seed": seed,

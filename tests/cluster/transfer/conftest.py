@@ -1,5 +1,6 @@
 """Two ranks in this process, over real UCX on the loopback."""
 
+import dataclasses
 import os
 import threading
 import time
@@ -21,7 +22,10 @@ WAIT_S = 20.0
 
 
 def make_pool(*, layout="layer", block_count=40, layer_count=6, segment_bytes=50_000):
-    """``layer``: staged; ``block``: one stretch per block, long enough to be received in place."""
+    """``layer``: staged; ``block``: one stretch per block, long enough to be received in place.
+
+    ``shared`` is ``layer`` with the bytes going through shared memory.
+    """
     if layout == "block":
         layer_count, segment_bytes = 1, 300_000
     memory = np.zeros(block_count * layer_count * segment_bytes, np.uint8)
@@ -104,9 +108,14 @@ def make_ranks():
     built = []
 
     def make(*, layout="layer", source=None, target=None, target_layout=None):
+        shared = layout == "shared"
+        source, target = (
+            dataclasses.replace(given or TransferSettings(), shared_memory=shared)
+            for given in (source, target)
+        )
         ranks = (
-            Rank("prefill", make_pool(layout=layout), source or TransferSettings()),
-            Rank("decode", make_pool(layout=target_layout or layout), target or TransferSettings()),
+            Rank("prefill", make_pool(layout=layout), source),
+            Rank("decode", make_pool(layout=target_layout or layout), target),
         )
         link(*ranks)
         built.extend(ranks)

@@ -40,7 +40,7 @@ def append_all(source, *, key="k", cut=4):
     source.engine.source_append(key, first_index=cut, block_ids=SOURCE_IDS[cut:], last=True)
 
 
-@pytest.mark.parametrize("layout", ["layer", "block"])
+@pytest.mark.parametrize("layout", ["layer", "block", "shared"])
 @pytest.mark.parametrize("first_index", [0, 3])
 def test_blocks_arrive_whole_and_both_sides_hear_of_it_once(make_ranks, layout, first_index):
     source, target = make_ranks(layout=layout)
@@ -86,7 +86,7 @@ def test_a_target_that_wants_nothing_releases_the_source(make_ranks):
     assert source.next_events() == [SourceReleased(key="k", reason=Reason.CANCELLED, sent_bytes=0)]
 
 
-@pytest.mark.parametrize("layout", ["layer", "block"])
+@pytest.mark.parametrize("layout", ["layer", "block", "shared"])
 def test_a_damaged_chunk_is_asked_for_once_more(make_ranks, layout):
     source, target = make_ranks(layout=layout, source=with_faults(flip_byte_in_chunk=2))
     start(source, target)
@@ -96,7 +96,7 @@ def test_a_damaged_chunk_is_asked_for_once_more(make_ranks, layout):
     assert target.engine.stats()["digest_mismatches"] == 1
 
 
-@pytest.mark.parametrize("layout", ["layer", "block"])
+@pytest.mark.parametrize("layout", ["layer", "block", "shared"])
 def test_a_chunk_damaged_twice_fails_the_transfer_with_its_indices(make_ranks, layout):
     source, target = make_ranks(layout=layout, source=with_faults(fail_chunk=1))
     start(source, target)
@@ -119,6 +119,38 @@ def test_a_source_that_never_computes_is_given_up_at_the_deadline(make_ranks):
     assert failed.reason is Reason.DEADLINE
     assert failed.bad_indices == tuple(range(len(TARGET_IDS)))
     assert isinstance(source.next_events()[0], SourceReleased)
+
+
+@pytest.mark.parametrize("layout", ["layer", "block", "shared"])
+def test_a_cancel_between_chunks_leaves_nothing_behind(make_ranks, layout):
+    source, target = make_ranks(layout=layout, source=SMALL, target=SMALL)
+    for number in range(20):
+        key = f"k{number}"
+        start(source, target, key=key)
+        append_all(source, key=key)
+        target.engine.target_cancel(key)
+        [ended] = target.next_events()
+        assert ended.key == key
+        source.next_events()
+    start(source, target)
+    append_all(source)
+    assert isinstance(target.next_events()[0], TargetCompleted)
+    assert target.bytes_of(TARGET_IDS) == source.bytes_of(SOURCE_IDS)
+
+
+def test_shared_memory_carries_the_bytes_when_both_sides_have_it(make_ranks):
+    source, target = make_ranks(layout="shared", source=SMALL, target=SMALL)
+    start(source, target)
+    append_all(source)
+    assert isinstance(target.next_events()[0], TargetCompleted)
+    source.next_events()
+    assert source.engine.stats()["shared_bytes"] == len(SOURCE_IDS) * source.pool.block_bytes
+    source, target = make_ranks(source=dataclasses.replace(SMALL, shared_memory=True))
+    start(source, target)
+    append_all(source)
+    assert isinstance(target.next_events()[0], TargetCompleted)
+    source.next_events()
+    assert source.engine.stats()["shared_bytes"] == 0
 
 
 def test_a_cancelled_target_is_quiet_while_the_source_still_holds_chunks_back(make_ranks):
@@ -224,7 +256,8 @@ def test_a_ticket_that_does_not_fit_moves_nothing_and_is_counted(make_ranks, cha
         block_ids=tuple(TARGET_IDS),
         held=(),
         lease_ms=30_000,
-        ucx_address=target.address,
+        address=target.address,
+        shared=0,
     )
     ticket = dataclasses.replace(ticket, **change)
     source.engine.deliver_control(target.peer, pack_control(ticket))

@@ -27,7 +27,8 @@ GRANT = Grant(
     block_ids=(7, 5, 3),
     held=(3,),
     lease_ms=30_000,
-    ucx_address=b"\x00\x01",
+    address=b"\x00\x01",
+    shared=0,
 )
 
 
@@ -57,7 +58,7 @@ def test_a_message_survives_the_wire(message):
         ({"block_ids": (1, "2")}, "block numbers"),
         ({"attempt": True}, "Grant.attempt is bool"),
         ({"lease_ms": -1}, "Grant.lease_ms"),
-        ({"ucx_address": "text"}, "Grant.ucx_address is str"),
+        ({"address": "text"}, "Grant.address is str"),
     ],
 )
 def test_a_field_out_of_its_bounds_is_named(change, said):

@@ -1,0 +1,49 @@
+"""How a rank can be reached by other ranks: one opaque value, passed on by the daemons.
+
+``b"PDA1"`` + msgpack ``[ucx_address, host, pid, fd, size_bytes]``. The last four describe the
+rank's shared memory (``transfer.shared``); ``host`` is empty where it has none.
+"""
+
+from dataclasses import dataclass
+
+import msgpack
+
+_MAGIC = b"PDA1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAddress:
+    """See the module. ``host`` is equal on two ranks that can share memory."""
+
+    ucx_address: bytes
+    host: str = ""
+    pid: int = 0
+    fd: int = 0
+    size_bytes: int = 0
+
+
+def pack_address(address: RankAddress) -> bytes:
+    """Write an address."""
+    packed: bytes = msgpack.packb(
+        [address.ucx_address, address.host, address.pid, address.fd, address.size_bytes]
+    )
+    return _MAGIC + packed
+
+
+def unpack_address(data: bytes) -> RankAddress:
+    """Read an address.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not data.startswith(_MAGIC):
+        raise ValueError(f"a rank's address begins with {_MAGIC!r}, not {data[:4]!r}")
+    try:
+        ucx_address, host, pid, fd, size_bytes = msgpack.unpackb(data[len(_MAGIC) :])
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ValueError(f"a rank's address cannot be read: {error}") from error
+    address = RankAddress(ucx_address=ucx_address, host=host, pid=pid, fd=fd, size_bytes=size_bytes)
+    numbers_fit = all(isinstance(n, int) and n >= 0 for n in (pid, fd, size_bytes))
+    if not (isinstance(ucx_address, bytes) and isinstance(host, str) and numbers_fit):
+        raise ValueError("a rank's address holds bytes, text and three numbers")
+    return address
