@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What the output must match. ``kind``: json_object, json_schema, regex, choice, grammar."""
+    """What the output must match.
+
+    ``kind``: json_object (no value), json_schema (JSON text), regex, choice (a JSON list of
+    strings) or grammar (EBNF text).
+    """
 
     kind: str
     value: str = ""

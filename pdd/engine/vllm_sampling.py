@@ -7,6 +7,7 @@ Parameters that look back at output tokens (presence and frequency penalties, ba
 would not see the emitted ones: ``scheduler.policy`` sends such requests on the local path.
 """
 
+import json
 from typing import TYPE_CHECKING
 
 from pdd.connector.params import JobKind, JobParams
@@ -81,7 +82,7 @@ def _grammar(sampling: Sampling) -> "StructuredOutputsParams | None":
         case "regex":
             return StructuredOutputsParams(regex=grammar.value)
         case "choice":
-            return StructuredOutputsParams(choice=grammar.value.split("\n"))
+            return StructuredOutputsParams(choice=json.loads(grammar.value))
         case "grammar":
             return StructuredOutputsParams(grammar=grammar.value)
         case other:

@@ -32,6 +32,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "temperature": 0.0,
     },
     "ignore eos": {"ignore_eos": True, "temperature": 0.0, "logit_bias": {"2": 100.0}},
+    "choice": {"structured_outputs": {"choice": ["wide", "deep blue"]}, "temperature": 0.0},
     "json": {"response_format": {"type": "json_object"}, "temperature": 0.0},
 }
 FEATURE_PROMPT = "The sea is wide and the ship is small. The sea"

@@ -8,7 +8,7 @@ from tests.vllm.answers import FEATURE_PROMPT, FEATURES
 from tests.vllm.cluster import Cluster
 from tests.vllm.prompts import MAX_TOKENS
 
-STAYS_ON_ONE_ENGINE = {"presence penalty", "frequency penalty", "bad words", "json"}
+STAYS_ON_ONE_ENGINE = {"presence penalty", "frequency penalty", "bad words", "json", "choice"}
 EOS = 2
 
 

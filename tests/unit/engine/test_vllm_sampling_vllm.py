@@ -139,7 +139,7 @@ def test_no_limit_and_nothing_asked_stay_so() -> None:
         (Grammar(kind="json_object"), "json_object", True),
         (Grammar(kind="json_schema", value='{"type": "object"}'), "json", '{"type": "object"}'),
         (Grammar(kind="regex", value="a+"), "regex", "a+"),
-        (Grammar(kind="choice", value="yes\nno"), "choice", ["yes", "no"]),
+        (Grammar(kind="choice", value='["yes", "two\\nlines"]'), "choice", ["yes", "two\nlines"]),
         (Grammar(kind="grammar", value='root ::= "a"'), "grammar", 'root ::= "a"'),
     ],
 )
