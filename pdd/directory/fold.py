@@ -1,0 +1,76 @@
+"""Brings a node's cache events into the form of one `BlockDelta`, whatever their order was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pdd.directory.entries import BlockDelta
+from pdd.directory.keys import split_keys
+
+
+@dataclass(slots=True)
+class Fold:
+    """The last word on each key wins; a clear wipes what was said before it."""
+
+    is_cleared: bool = False
+    _held: dict[bytes, bool] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.is_cleared or bool(self._held)
+
+    def __len__(self) -> int:
+        """Keys with something to say about."""
+        return len(self._held)
+
+    def store(self, keys: Iterable[bytes]) -> None:
+        self._held.update(dict.fromkeys(keys, True))
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        self._held.update(dict.fromkeys(keys, False))
+
+    def clear(self) -> None:
+        self._held.clear()
+        self.is_cleared = True
+
+    def delta(
+        self, *, node: str, boot_epoch: int, first_sequence: int, last_sequence: int
+    ) -> BlockDelta:
+        return BlockDelta(
+            node=node,
+            boot_epoch=boot_epoch,
+            first_sequence=first_sequence,
+            last_sequence=last_sequence,
+            is_cleared=self.is_cleared,
+            # After a clear there is nothing left to remove.
+            removed=b""
+            if self.is_cleared
+            else b"".join(key for key, is_held in self._held.items() if not is_held),
+            stored=b"".join(key for key, is_held in self._held.items() if is_held),
+        )
+
+
+def merge(first: BlockDelta, second: BlockDelta) -> BlockDelta:
+    """Two deltas of one life, the second right after the first, as one: for batching.
+
+    Raises:
+        ValueError: they do not follow each other.
+    """
+    same_life = (first.node, first.boot_epoch) == (second.node, second.boot_epoch)
+    if not same_life or second.first_sequence != first.last_sequence + 1:
+        raise ValueError(
+            f"delta {second.first_sequence} of {second.node} boot {second.boot_epoch} does not "
+            f"follow {first.last_sequence} of {first.node} boot {first.boot_epoch}"
+        )
+    fold = Fold()
+    for delta in (first, second):
+        if delta.is_cleared:
+            fold.clear()
+        fold.remove(split_keys(delta.removed))
+        fold.store(split_keys(delta.stored))
+    return fold.delta(
+        node=first.node,
+        boot_epoch=first.boot_epoch,
+        first_sequence=first.first_sequence,
+        last_sequence=second.last_sequence,
+    )

@@ -1,0 +1,258 @@
+"""A hash table from 128-bit keys to one 32-bit word, in numpy arrays; no object per key.
+
+    buckets   tags    (bucket_count, 16) uint16   0 = empty column, else 16 bits of the key
+              row_ids (bucket_count, 16) uint32   row of that column's key
+    rows      low, high (row_capacity,) uint64    the key; kept after a row is freed
+              words     (row_capacity,) uint32    the value; 0 = the row is free
+
+A look-up gathers the 16 tags of a key's only bucket, then one row: always the same few vector
+operations, however many keys there are. The table grows by *linear hashing*: with every few new
+keys some buckets, from the first on, are split in two by one more bit of the key, so growth costs
+each batch the same and nothing ever pauses to copy the table. Keys that find their bucket full
+(under 1 % on average), and those whose 16 bits are 0, go to ``_spill``, a dict from bucket to rows.
+
+Arrays are reserved for ``max_key_count`` at once and touched as they fill: the operating system
+gives pages only when they are used. At the bound `insert` refuses; the caller counts that.
+Memory is kept for the highest number of keys that was there: it does not shrink.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+U64: TypeAlias = npt.NDArray[np.uint64]
+U32: TypeAlias = npt.NDArray[np.uint32]
+Index: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+WIDTH = 16
+_FIRST_BUCKET_COUNT = 64
+_MEAN_KEYS_PER_BUCKET = 6.0
+"""Split so that this holds over all buckets. Those not yet split in a round hold up to twice as
+many, which must stay well below ``WIDTH``."""
+_SPLIT_CHUNK = 4096
+NO_ROW = -1
+
+
+def as_words(keys: bytes) -> U64:
+    """Joined 16-byte keys as ``(count, 2)`` uint64: columns high, low. No copy."""
+    return np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
+
+
+class Probe(NamedTuple):
+    """What one look at each key's bucket showed, ``(count,)`` each, ``seen`` ``(count, WIDTH)``."""
+
+    bucket: Index
+    seen: Mask
+    row: U32
+    word: U32
+    hit: Mask
+
+
+class KeyTable:
+    """Rows are stable: a key keeps its row until it is freed."""
+
+    def __init__(self, *, max_key_count: int) -> None:
+        if not 1 <= max_key_count < 2**31:
+            raise ValueError(
+                f"max_key_count is {max_key_count}, must be in 1..2147483647: "
+                "give the number of distinct blocks in the cell"
+            )
+        self.max_key_count = max_key_count
+        buckets = max(2 * _FIRST_BUCKET_COUNT, int(max_key_count / _MEAN_KEYS_PER_BUCKET) + 2)
+        self._tags = np.zeros((buckets, WIDTH), dtype=np.uint16)
+        self._row_ids = np.zeros((buckets, WIDTH), dtype=np.uint32)
+        self._flat_tags = self._tags.reshape(-1)
+        self._flat_row_ids = self._row_ids.reshape(-1)
+        self.low = np.zeros(max_key_count, dtype=np.uint64)
+        self.high = np.zeros(max_key_count, dtype=np.uint64)
+        self.words = np.zeros(max_key_count, dtype=np.uint32)
+        self._free_rows = np.zeros(max_key_count, dtype=np.uint32)
+        self._free_count = 0
+        self.row_end = 0
+        """Rows from here on were never used."""
+        self._round_size = _FIRST_BUCKET_COUNT  # buckets at the start of this round of splits
+        self._double_mask = np.uint64(2 * self._round_size - 1)
+        self._bucket_count = _FIRST_BUCKET_COUNT
+        self._spill: dict[int, list[int]] = {}
+        self._spilled = np.zeros(buckets, dtype=np.bool_)
+
+    @property
+    def key_count(self) -> int:
+        return self.row_end - self._free_count
+
+    @property
+    def memory_bytes(self) -> int:
+        """What was touched: rows ever used and buckets in use. Spilled keys are estimated."""
+        spilled = sum(len(rows) for rows in self._spill.values())
+        return (
+            self.row_end * (8 + 8 + 4)
+            + self._bucket_count * (WIDTH * (2 + 4) + 1)
+            + self._free_count * 4
+            + spilled * 200
+        )
+
+    def bucket_of(self, high: U64) -> Index:
+        bucket = (high & self._double_mask).view(np.int64)
+        bucket -= (bucket >= self._bucket_count) * self._round_size
+        return bucket
+
+    def probe(self, keys: U64) -> Probe:
+        """One look at each key's bucket. A hit is sure; the rest is for `row_after_miss`."""
+        bucket = self.bucket_of(keys[:, 0])
+        seen = self._tags.take(bucket, axis=0) == tags_of(keys)[:, None]
+        column = bucket * WIDTH
+        column += seen.argmax(axis=1)
+        row = self._flat_row_ids.take(column)
+        word = self.words.take(row)
+        # Where no tag was seen, the row is some other key's, or one long freed: its word is 0.
+        hit = word != 0
+        hit &= self.low.take(row) == keys[:, 1]
+        hit &= self.high.take(row) == keys[:, 0]
+        return Probe(bucket, seen, row, word, hit)
+
+    def find_one(self, high: int, low: int) -> int:
+        """The row of one key, or `NO_ROW`."""
+        bucket = high & (2 * self._round_size - 1)
+        if bucket >= self._bucket_count:
+            bucket -= self._round_size
+        tag = low >> 48
+        rows = [
+            int(self._row_ids[bucket, column])
+            for column in np.flatnonzero(self._tags[bucket] == tag).tolist()
+        ]
+        for row in (*rows, *self._spill.get(bucket, ())):
+            if self.high[row] == high and self.low[row] == low and self.words[row]:
+                return int(row)
+        return NO_ROW
+
+    def find(self, keys: U64) -> Index:
+        """The row of each key, `NO_ROW` for those that are not here."""
+        probe = self.probe(keys)
+        row = probe.row.astype(np.int64)
+        missed = np.flatnonzero(~probe.hit)
+        if len(missed):
+            row[missed] = NO_ROW
+            unsure = probe.seen[missed].any(axis=1) | self._spilled.take(probe.bucket[missed])
+            for position in missed[unsure].tolist():
+                row[position] = self.find_one(int(keys[position, 0]), int(keys[position, 1]))
+        return row
+
+    def row_after_miss(self, probe: Probe, keys: U64, position: int) -> int:
+        """The row of a key that `probe` did not hit, or `NO_ROW`."""
+        if not self._spilled[probe.bucket[position]] and not probe.seen[position].any():
+            return NO_ROW
+        return self.find_one(int(keys[position, 0]), int(keys[position, 1]))
+
+    def insert(self, keys: U64, words: U32) -> Index:
+        """Give each key a row that holds its word; the rows, in order.
+
+        ``keys`` are distinct and none is here; words are not 0. At the bound the first keys get
+        the rows that are left, and the answer is as long as those.
+        """
+        count = min(len(keys), self.max_key_count - self.key_count)
+        keys, words = keys[:count], words[:count]
+        self._split_for(self.key_count + count)
+        rows = self._take_rows(count)
+        self.high[rows] = keys[:, 0]
+        self.low[rows] = keys[:, 1]
+        self.words[rows] = words
+        self._place(rows, keys)
+        return rows
+
+    def free(self, rows: Index) -> None:
+        """Forget the keys in these distinct rows."""
+        if not len(rows):
+            return
+        keys = np.stack((self.high[rows], self.low[rows]), axis=1)
+        bucket = self.bucket_of(keys[:, 0])
+        same = self._row_ids.take(bucket, axis=0) == rows.astype(np.uint32)[:, None]
+        same &= self._tags.take(bucket, axis=0) != 0
+        placed = same.any(axis=1)
+        self._flat_tags[(bucket * WIDTH + same.argmax(axis=1))[placed]] = 0
+        for position in np.flatnonzero(~placed).tolist():
+            self._unspill(int(bucket[position]), int(rows[position]))
+        self.words[rows] = 0
+        self._free_rows[self._free_count : self._free_count + len(rows)] = rows
+        self._free_count += len(rows)
+
+    def _take_rows(self, count: int) -> Index:
+        reused = min(count, self._free_count)
+        self._free_count -= reused
+        old = self._free_rows[self._free_count : self._free_count + reused].astype(np.int64)
+        new = np.arange(self.row_end, self.row_end + count - reused, dtype=np.int64)
+        self.row_end += count - reused
+        return np.concatenate((old[::-1], new)) if reused else new
+
+    def _place(self, rows: Index, keys: U64) -> None:
+        """Write rows into free columns of their buckets; where there is none, spill."""
+        bucket = self.bucket_of(keys[:, 0])
+        order = np.argsort(bucket, kind="stable")
+        bucket, rows, tags = bucket[order], rows[order], tags_of(keys[order])
+        free = self._tags.take(bucket, axis=0) == 0
+        rank = _rank_in_group(bucket)
+        # The first keys of a bucket take its first free columns: the rank-th one for each key.
+        ordinal = np.cumsum(free, axis=1, dtype=np.int8)
+        wanted = free & (ordinal == (np.minimum(rank, WIDTH) + 1).astype(np.int8)[:, None])
+        column = bucket * WIDTH + wanted.argmax(axis=1)
+        fits = wanted.any(axis=1) & (tags != 0)
+        self._flat_tags[column[fits]] = tags[fits]
+        self._flat_row_ids[column[fits]] = rows[fits]
+        for position in np.flatnonzero(~fits).tolist():
+            home = int(bucket[position])
+            self._spill.setdefault(home, []).append(int(rows[position]))
+            self._spilled[home] = True
+
+    def _unspill(self, bucket: int, row: int) -> None:
+        rows = self._spill[bucket]
+        rows.remove(row)
+        if not rows:
+            del self._spill[bucket]
+            self._spilled[bucket] = False
+
+    def _split_for(self, key_count: int) -> None:
+        wanted = min(int(key_count / _MEAN_KEYS_PER_BUCKET) + 1, len(self._tags))
+        while self._bucket_count < wanted:
+            first = self._bucket_count - self._round_size
+            count = min(wanted - self._bucket_count, self._round_size - first, _SPLIT_CHUNK)
+            self._split(first, count)
+
+    def _split(self, first: int, count: int) -> None:
+        """Move the keys of ``count`` buckets that have the next bit set to new buckets."""
+        source = slice(first, first + count)
+        target = slice(first + self._round_size, first + self._round_size + count)
+        tags, row_ids = self._tags[source], self._row_ids[source]
+        moved = (self.high.take(row_ids) & np.uint64(self._round_size)) != 0
+        np.multiply(tags, moved, out=self._tags[target])
+        self._row_ids[target] = row_ids
+        np.multiply(tags, ~moved, out=tags)
+        self._bucket_count += count
+        homeless = [
+            row
+            for bucket in (np.flatnonzero(self._spilled[source]) + first).tolist()
+            for row in self._spill.pop(bucket)
+        ]
+        self._spilled[source] = False
+        if self._bucket_count == 2 * self._round_size:
+            self._round_size *= 2
+            self._double_mask = np.uint64(2 * self._round_size - 1)
+        if homeless:
+            rows = np.array(homeless, dtype=np.int64)
+            self._place(rows, np.stack((self.high[rows], self.low[rows]), axis=1))
+
+
+def tags_of(keys: U64) -> npt.NDArray[np.uint16]:
+    """16 bits of each key that its bucket does not depend on. ``keys`` are contiguous; no copy."""
+    return keys.view(np.uint16)[:, 7]
+
+
+def _rank_in_group(values: npt.NDArray[Any]) -> Index:
+    """How many equal values stand before each one. ``values`` are sorted."""
+    position = np.arange(len(values), dtype=np.int64)
+    starts = np.ones(len(values), dtype=np.bool_)
+    starts[1:] = values[1:] != values[:-1]
+    rank: Index = position - np.maximum.accumulate(np.where(starts, position, 0))
+    return rank
