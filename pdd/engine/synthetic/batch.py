@@ -133,7 +133,8 @@ class Batch:
         return budget
 
     def _plan_prompts(self, plan: StepPlan, budget: int) -> None:
-        prompts = [one for one in self._running if one.remaining > 1]
+        # One that begins now may have a single token left that its cache did not hold.
+        prompts = [one for one in self._running if one.remaining > 1 or one in plan.started]
         prompts.sort(key=lambda one: (one.remaining, one.order))
         for position, sequence in enumerate(prompts):
             share = budget // (len(prompts) - position)

@@ -174,7 +174,7 @@ class BlockLedger:
             for hold in Hold
         }
         recount = Counter[BlockState]()
-        free, cached = Counter(self._free), Counter(self._cached)
+        free, cached = Counter(self._free), Counter(self._cached.keys())
         for block in range(1, self._usable_count + 1):
             for hold in Hold:
                 have, want = self._holds[block][hold], expected[hold][block]
