@@ -305,10 +305,15 @@ class Driver:
             await loop.run_in_executor(self._disk, self._persist, ready)
             if ready.snapshot is not None:
                 self._saved_snapshot = ready.snapshot
+            self._send(ready.messages)
+            await asyncio.sleep(0)  # lets the acks leave before the time goes into applying
+            self._apply(ready)
         else:
+            # Nothing to wait for, so either may be first: clients wait for answers, while these
+            # messages mostly pass on a commit index.
+            self._apply(ready)
+            self._send(ready.messages)
             await asyncio.sleep(0)  # a long catch-up must not starve heartbeats and pings
-        self._send(ready.messages)
-        self._apply(ready)
         self._core.advance(ready)
 
     def _persist(self, ready: Ready) -> None:

@@ -10,11 +10,11 @@ twice or out of order shows in what is read later.
 
 from __future__ import annotations
 
-import hashlib
 from enum import IntEnum
 from typing import Any
 
 import msgpack
+import xxhash
 
 SNAPSHOT_VERSION = 1
 _HASH_BYTES = 16
@@ -104,5 +104,5 @@ def _decode(data: bytes) -> tuple[Operation, str, int] | None:
 
 
 def _hash_of(key: str, value: Value) -> int:
-    packed = msgpack.packb([key, value])
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=_HASH_BYTES).digest(), "little")
+    number: int = xxhash.xxh3_128_intdigest(msgpack.packb([key, value]))
+    return number

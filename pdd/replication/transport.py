@@ -20,7 +20,7 @@ import structlog
 
 from pdd.raft.codec import Identity, encode_message
 from pdd.raft.config import RaftConfig
-from pdd.raft.messages import InstallSnapshot, Message
+from pdd.raft.messages import AppendRequest, InstallSnapshot, Message
 from pdd.raft.values import NodeId
 from pdd.replication.grpc_options import CHANNEL_OPTIONS
 from pdd.replication.hello import make_hello
@@ -71,7 +71,10 @@ class Transport:
                 task.cancel()
 
     def send(self, message: Message) -> None:
-        self._senders[message.target].send(encode_message(message, self._identity))
+        # An append without entries passes on a commit index: nobody waits for it.
+        can_wait = isinstance(message, AppendRequest) and not message.entries
+        data = encode_message(message, self._identity)
+        self._senders[message.target].send(data, can_wait=can_wait)
 
     def send_snapshot(self, message: InstallSnapshot) -> None:
         """Reports through `report_snapshot` how it ended, as far as this side knows."""
