@@ -15,7 +15,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import gcd
 from typing import Any, assert_never
 
 import numpy as np
@@ -50,6 +49,7 @@ from pdd.transfer.protocol_values import (
     Ticked,
 )
 from pdd.transfer.settings import TransferSettings
+from pdd.transfer.share import Share
 from pdd.transfer.shared import SharedSlots, attach, host_id
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
@@ -132,10 +132,9 @@ class TransferDriver:
         self._shared = shared
         self._host = host_id() if shared is not None else ""
         self._mapped: dict[PeerId, ByteArray | None] = {}
-        self._staged = (
-            not pool.on_device and pool.smallest_segment_bytes < settings.stage_below_bytes
-        )
-        self._piece_bytes = self._direct_piece_bytes()
+        self._whole = Share(pool, settings)
+        self._out_shares: dict[PeerId, Share] = {}
+        self._in_shares: dict[PeerId, Share] = {}
         buffer_bytes = max(1, settings.chunk_bytes // pool.block_bytes) * pool.block_bytes
         self._out_staging = Staging(
             buffer_bytes=buffer_bytes,
@@ -148,12 +147,14 @@ class TransferDriver:
             limit_bytes=STAGING_LIMIT_BYTES,
         )
         self._source = SourceProtocol(
-            identity=identity, block_bytes=pool.block_bytes, settings=settings
+            identity=identity,
+            block_bytes=lambda peer: self._out_share(peer).pool.block_bytes,
+            settings=settings,
         )
         self._target = TargetProtocol(
             identity=identity,
             address=address,
-            block_bytes=pool.block_bytes,
+            block_bytes=lambda peer: self._in_share(peer).pool.block_bytes,
             settings=settings,
             lands_direct=self._lands_direct,
             new_nonce=lambda: secrets.randbelow((1 << NONCE_BITS) - 1) + 1,
@@ -232,6 +233,25 @@ class TransferDriver:
                 return False  # told when it is connected to
             self._mapped[peer] = attach(address, host=self._host)
         return self._mapped.get(peer) is not None
+
+    def set_shares(
+        self,
+        peer: PeerId,
+        *,
+        send: Sequence[tuple[int, int]] | None,
+        receive: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        """Exchange with this peer only these ranges of every packed block."""
+        for shares, ranges in ((self._out_shares, send), (self._in_shares, receive)):
+            shares.pop(peer, None)
+            if ranges is not None:
+                shares[peer] = Share(self._pool.select(ranges), self._settings)
+
+    def _out_share(self, peer: PeerId) -> Share:
+        return self._out_shares.get(peer, self._whole)
+
+    def _in_share(self, peer: PeerId) -> Share:
+        return self._in_shares.get(peer, self._whole)
 
     def disconnect(self, peer: PeerId) -> None:
         """Close the endpoint to a peer, if there is one."""
@@ -380,20 +400,21 @@ class TransferDriver:
     def _send_chunk(self, effect: SendChunk) -> bool:
         if effect.shared and self._shared is not None:
             return self._share_chunk(effect, self._shared)
-        size = len(effect.block_ids) * self._pool.block_bytes
+        share = self._out_share(effect.peer)
+        size = len(effect.block_ids) * share.pool.block_bytes
         buffer: ByteArray | None = None
-        if self._staged:
+        if share.staged:
             buffer = self._out_staging.take(effect.peer, size)
             if buffer is None:
                 return False
-            self._pool.gather(effect.block_ids, buffer[:size])
+            share.pool.gather(effect.block_ids, buffer[:size])
             piece_bytes = size
             pieces: list[Any] = [buffer[:size]]
         else:
-            piece_bytes = self._plan(effect)
-            cut = self._pool.pieces(effect.block_ids, piece_bytes)
+            piece_bytes = share.piece_bytes(effect.block_ids, effect.target_block_ids)
+            cut = share.pool.pieces(effect.block_ids, piece_bytes)
             assert cut is not None, "pieces are planned to be contiguous here"
-            pieces = [self._pool.part(*piece) for piece in cut]
+            pieces = [share.pool.part(*piece) for piece in cut]
         digest = self._digest(pieces) if self._settings.digest else 0
         if self._damaged(effect):
             pieces = self._damage(pieces)
@@ -429,9 +450,10 @@ class TransferDriver:
         slot = shared.take(effect.peer)
         if slot is None:
             return False
-        size = len(effect.block_ids) * self._pool.block_bytes
+        pool = self._out_share(effect.peer).pool
+        size = len(effect.block_ids) * pool.block_bytes
         packed = shared.part(slot, size)
-        self._pool.gather(effect.block_ids, packed)
+        pool.gather(effect.block_ids, packed)
         digest = self._digest([packed])
         if self._damaged(effect):
             packed[size // 2] ^= 0xFF
@@ -462,25 +484,6 @@ class TransferDriver:
         self._counters["chunks_sent"] += 1
         return True
 
-    def _direct_piece_bytes(self) -> int:
-        """Longest message that is contiguous in every block of this pool."""
-        size = 0
-        for region in self._pool.regions:
-            whole = region.layer_count == 1 or region.layer_stride == region.segment_bytes
-            count = region.layer_count if whole else 1
-            size = gcd(size, region.segment_bytes * count)
-        return size
-
-    def _plan(self, effect: SendChunk) -> int:
-        """Bytes per message: the whole chunk where it is one stretch on both sides."""
-        if self._piece_bytes == self._pool.block_bytes and len(effect.block_ids) > 1:
-            runs = (effect.block_ids, effect.target_block_ids)
-            if all(ids[-1] - ids[0] == len(ids) - 1 and list(ids) == sorted(ids) for ids in runs):
-                size = len(effect.block_ids) * self._pool.block_bytes
-                if self._pool.pieces(effect.block_ids, size) is not None:
-                    return size
-        return self._piece_bytes
-
     # ------------------------------------------------------------------------------ receiving
 
     def _post_record(self, effect: PostRecord) -> None:
@@ -488,12 +491,10 @@ class TransferDriver:
         tag = make_tag(nonce=effect.nonce, piece=RECORD_PIECE)
         self._transport.post_receive(effect.peer, tag, record.data, record)
 
-    def _lands_direct(self, record: Record, block_ids: Sequence[int]) -> bool:
-        if self._pool.on_device:
-            return True
-        if self._staged or record.shared_page:
+    def _lands_direct(self, peer: PeerId, record: Record, block_ids: Sequence[int]) -> bool:
+        if record.shared_page:
             return False
-        return self._pool.pieces(block_ids, record.piece_bytes) is not None
+        return self._in_share(peer).lands_in_place(block_ids, record.piece_bytes)
 
     def _receive(self, effect: ReceiveChunk) -> None:
         receiving = _Receiving(
@@ -522,12 +523,13 @@ class TransferDriver:
         digest = 0
         if ok:
             assert mapped is not None
-            self._pool.scatter(receiving.block_ids, mapped[start : start + record.size_bytes])
+            pool = self._in_share(receiving.peer).pool
+            pool.scatter(receiving.block_ids, mapped[start : start + record.size_bytes])
             digest = self._digest(
                 [
-                    self._pool.part(*segment)
+                    pool.part(*segment)
                     for block_id in receiving.block_ids
-                    for segment in self._pool.segments(block_id)
+                    for segment in pool.segments(block_id)
                 ]
             )
         else:
@@ -544,13 +546,14 @@ class TransferDriver:
         record = receiving.record
         parts: list[Any]
         if receiving.direct:
-            cut = self._pool.pieces(receiving.block_ids, record.piece_bytes)
+            pool = self._in_share(receiving.peer).pool
+            cut = pool.pieces(receiving.block_ids, record.piece_bytes)
             if cut is None:  # device memory cut otherwise than the source's: never by our peers
                 self._transport.abort(receiving.peer)
                 failed = ChunkReceived(nonce=record.nonce, serial=record.serial, ok=False, digest=0)
                 self._later_target.append(failed)
                 return True
-            parts = [self._pool.part(*piece) for piece in cut]
+            parts = [pool.part(*piece) for piece in cut]
         else:
             buffer = self._in_staging.take(receiving.peer, record.size_bytes)
             if buffer is None:
@@ -602,7 +605,7 @@ class TransferDriver:
             self._counters["chunks_received"] += 1
             if receiving.buffer is not None:
                 packed = receiving.buffer[: receiving.record.size_bytes]
-                self._pool.scatter(receiving.block_ids, packed)
+                self._in_share(receiving.peer).pool.scatter(receiving.block_ids, packed)
         if receiving.buffer is not None:
             self._in_staging.give(receiving.peer, receiving.buffer)
             receiving.buffer = None
@@ -639,9 +642,10 @@ class TransferDriver:
             if receiving.buffer is not None:
                 digest = self._digest([receiving.buffer[: record.size_bytes]])
             else:
-                cut = self._pool.pieces(receiving.block_ids, record.piece_bytes)
+                pool = self._in_share(receiving.peer).pool
+                cut = pool.pieces(receiving.block_ids, record.piece_bytes)
                 assert cut is not None
-                digest = self._digest([self._pool.part(*piece) for piece in cut])
+                digest = self._digest([pool.part(*piece) for piece in cut])
         self.target(
             ChunkReceived(nonce=record.nonce, serial=record.serial, ok=receiving.ok, digest=digest)
         )

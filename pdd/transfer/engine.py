@@ -210,6 +210,26 @@ class TransferEngine:
 
         self._command(command)
 
+    def set_shares(
+        self,
+        peer: Peer,
+        *,
+        send: Sequence[tuple[int, int]] | None = None,
+        receive: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Exchange with ``peer`` only these ``(offset, bytes)`` of every packed block.
+
+        For nodes that are cut differently; the ranges come from ``reshard.plan_reshard``, at join,
+        before the first transfer with that peer. None: whole blocks.
+
+        Raises:
+            ValueError: a range is empty or leaves the block.
+        """
+        for ranges in (send, receive):
+            if ranges is not None:
+                self._pool.select(ranges)  # its faults are the caller's, so told here
+        self._command(lambda driver: driver.set_shares(peer.peer_id, send=send, receive=receive))
+
     def disconnect(self, peer: Peer) -> None:
         """Close the connection to a peer: it has left, or is believed dead.
 
@@ -302,8 +322,7 @@ class TransferEngine:
         if not settings.shared_memory or not settings.digest or self._pool.on_device:
             return None
         return SharedSlots(
-            slot_bytes=max(1, settings.chunk_bytes // self._pool.block_bytes)
-            * self._pool.block_bytes,
+            slot_bytes=max(settings.chunk_bytes, self._pool.block_bytes),
             slot_count=settings.shared_slots,
             per_peer=settings.window_chunks,
         )

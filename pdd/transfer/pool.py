@@ -95,13 +95,14 @@ class BlockPool:
         if block_count < 1 or self.block_bytes < 1:
             raise ValueError(f"a pool of {block_count} blocks of {self.block_bytes} B has no bytes")
         for region in self.regions:
+            last_layer = region.offset + (region.layer_count - 1) * region.layer_stride
+            start = min(region.offset, last_layer)
             end = (
-                region.offset
-                + (region.layer_count - 1) * region.layer_stride
+                max(region.offset, last_layer)
                 + (block_count - 1) * region.block_stride
                 + region.segment_bytes
             )
-            if region.offset < 0 or end > self.size_bytes:
+            if start < 0 or end > self.size_bytes:
                 raise ValueError(f"{region} ends at byte {end} of a pool of {self.size_bytes} B")
         self._views: list[tuple[int, int, Any]] = []
         if not isinstance(memory, DeviceMemory):
@@ -169,6 +170,41 @@ class BlockPool:
                 segments = view[block_id]
                 np.copyto(segments, row[start:end].reshape(segments.shape))
 
+    def select(self, ranges: Sequence[tuple[int, int]]) -> "BlockPool":
+        """The same blocks, of which only these ``(offset, bytes)`` of the packed form count.
+
+        Raises:
+            ValueError: a range is empty or leaves the packed block.
+        """
+        pieces: list[Region] = []
+        for offset, size in ranges:
+            if size < 1 or offset < 0 or offset + size > self.block_bytes:
+                raise ValueError(
+                    f"range ({offset}, {size}) is not within a block of {self.block_bytes} B"
+                )
+            pieces.extend(self._parts(offset, size))
+        return BlockPool(self.memory, regions=_merge(pieces), block_count=self.block_count)
+
+    def _parts(self, offset: int, size: int) -> list[Region]:
+        """One packed range as stretches of memory of block 0."""
+        parts = []
+        at = 0
+        for region in self.regions:
+            for layer in range(region.layer_count):
+                start, end = max(offset, at), min(offset + size, at + region.segment_bytes)
+                if start < end:
+                    parts.append(
+                        Region(
+                            offset=region.offset + layer * region.layer_stride + start - at,
+                            layer_count=1,
+                            layer_stride=0,
+                            block_stride=region.block_stride,
+                            segment_bytes=end - start,
+                        )
+                    )
+                at += region.segment_bytes
+        return parts
+
     def pieces(self, block_ids: Sequence[int], piece_bytes: int) -> list[tuple[int, int]] | None:
         """Cut the packed form of ``block_ids`` every ``piece_bytes``, in place.
 
@@ -206,3 +242,28 @@ class BlockPool:
         assert 0 <= block_id < self.block_count, (
             f"block {block_id} of a pool of {self.block_count}: ids are checked where they come in"
         )
+
+
+def _merge(pieces: list[Region]) -> list[Region]:
+    """Join neighbours of one size at one distance: what one strided copy can do."""
+    merged: list[Region] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if last is None or (last.segment_bytes, last.block_stride) != (
+            piece.segment_bytes,
+            piece.block_stride,
+        ):
+            merged.append(piece)
+            continue
+        stride = piece.offset - (last.offset + (last.layer_count - 1) * last.layer_stride)
+        if last.layer_count > 1 and stride != last.layer_stride:
+            merged.append(piece)
+            continue
+        merged[-1] = Region(
+            offset=last.offset,
+            layer_count=last.layer_count + 1,
+            layer_stride=stride,
+            block_stride=last.block_stride,
+            segment_bytes=last.segment_bytes,
+        )
+    return merged

@@ -30,6 +30,7 @@ a forgotten one is answered like one about an unknown one, which is safe, only l
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
@@ -122,11 +123,15 @@ class SourceProtocol:
     """All transfers out of this rank's pool."""
 
     def __init__(
-        self, *, identity: NodeIdentity, block_bytes: int, settings: TransferSettings
+        self,
+        *,
+        identity: NodeIdentity,
+        block_bytes: Callable[[PeerId], int],
+        settings: TransferSettings,
     ) -> None:
         self._identity = identity
         self._settings = settings
-        self._blocks_per_chunk = max(1, settings.chunk_bytes // block_bytes)
+        self._block_bytes = block_bytes
         self._sequences: dict[str, _Sequence] = {}
         self._lanes: dict[int, _Lane] = {}
         self._pending: OrderedDict[str, tuple[PeerId, Grant, float]] = OrderedDict()
@@ -373,7 +378,9 @@ class SourceProtocol:
             return again
         while lane.cursor in lane.held:
             lane.cursor += 1
-        limit = min(lane.end_index, sequence.end_index, lane.cursor + self._blocks_per_chunk)
+        block_bytes = self._block_bytes(lane.peer)
+        blocks_per_chunk = max(1, self._settings.chunk_bytes // block_bytes)
+        limit = min(lane.end_index, sequence.end_index, lane.cursor + blocks_per_chunk)
         end = lane.cursor
         while end < limit and end not in lane.held:
             end += 1

@@ -134,7 +134,7 @@ class TargetProtocol:
 
     Args:
         identity, address: what the tickets say about this node.
-        block_bytes: bytes of one block of this pool (packed).
+        block_bytes: bytes of one block that a peer fills (packed).
         lands_direct: whether a chunk can be received in place; pure.
         new_nonce: 40 unguessable bits.
     """
@@ -144,9 +144,9 @@ class TargetProtocol:
         *,
         identity: NodeIdentity,
         address: bytes,
-        block_bytes: int,
+        block_bytes: Callable[[PeerId], int],
         settings: TransferSettings,
-        lands_direct: Callable[[Record, Sequence[int]], bool],
+        lands_direct: Callable[[PeerId, Record, Sequence[int]], bool],
         new_nonce: Callable[[], int],
     ) -> None:
         self._identity = identity
@@ -343,7 +343,7 @@ class TargetProtocol:
             return False
         start = record.first_index - want.first_index
         block_ids = want.block_ids[start : start + record.block_count]
-        direct = self._lands_direct(record, block_ids)
+        direct = self._lands_direct(lane.peer, record, block_ids)
         indices = range(record.first_index, record.first_index + record.block_count)
         lane.announced.update(indices)
         for serial in [s for s, (first, _) in lane.again.items() if first in indices]:
@@ -363,7 +363,7 @@ class TargetProtocol:
         if any(i in want.verified or i in lane.announced for i in range(first, first + count)):
             self._count(Reason.CONSUMED)
             return False
-        if record.size_bytes != count * self._block_bytes:
+        if record.size_bytes != count * self._block_bytes(want.peer):
             return False
         if count > 1 and record.size_bytes > MAX_CHUNK_BYTES:
             return False

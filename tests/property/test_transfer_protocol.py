@@ -80,13 +80,13 @@ class World:
         self.target = TargetProtocol(
             identity=TARGET,
             address=b"target",
-            block_bytes=BLOCK_BYTES,
+            block_bytes=lambda peer: BLOCK_BYTES,
             settings=self.settings,
-            lands_direct=lambda record, ids: direct,
+            lands_direct=lambda peer, record, ids: direct,
             new_nonce=lambda: self.random.randrange(1, 1 << 40),
         )
         self.source = SourceProtocol(
-            identity=SOURCE, block_bytes=BLOCK_BYTES, settings=self.settings
+            identity=SOURCE, block_bytes=lambda peer: BLOCK_BYTES, settings=self.settings
         )
         self.control = []  # (to_source, message)
         self.wire = defaultdict(list)  # nonce -> [Record | ("data", serial, values)] not delivered
