@@ -42,9 +42,10 @@ def make_pool(*, layout="layer", block_count=40, layer_count=6, segment_bytes=50
 class Rank:
     """An engine, its pool, and a control channel that a test can look into and break."""
 
-    def __init__(self, name, pool, settings, *, boot_epoch=1):
+    def __init__(self, name, pool, settings, *, boot_epoch=1, rank=0):
         self.identity = NodeIdentity(name=name, uuid=f"{name}-uuid", boot_epoch=boot_epoch)
         self.pool = pool
+        self.rank = rank
         self.happened = threading.Event()
         self.others = {}
         self.sent_control = []
@@ -52,7 +53,7 @@ class Rank:
         self.engine = TransferEngine(
             pool=pool,
             identity=self.identity,
-            rank=0,
+            rank=rank,
             settings=settings,
             send_control=self._send_control,
             on_event=self.happened.set,
@@ -63,8 +64,8 @@ class Rank:
     def peer(self):
         return Peer(
             identity=self.identity,
-            rank=0,
-            control_address=self.identity.name,
+            rank=self.rank,
+            control_address=f"{self.identity.name}.{self.rank}",
             ucx_address=self.address,
         )
 
@@ -124,6 +125,7 @@ def make_ranks():
         pool.memory[:] = rng.integers(0, 256, pool.size_bytes, np.uint8)
         return ranks
 
+    make.keep = built.append
     yield make
     for rank in built:
         rank.engine.close()
@@ -132,4 +134,4 @@ def make_ranks():
 def link(*ranks):
     """Let every rank reach every other over the control channel."""
     for rank in ranks:
-        rank.others.update({other.identity.name: other for other in ranks})
+        rank.others.update({other.peer.control_address: other for other in ranks})

@@ -110,3 +110,26 @@ def test_device_memory_is_described_and_never_touched():
     assert part.__cuda_array_interface__["shape"] == (48,)
     assert pool.on_device
     assert pool.pieces([0, 1], 48) == [(0, 48)]
+
+
+@pytest.mark.parametrize("make", [layer_major, block_major])
+def test_a_selection_packs_only_its_ranges(make):
+    pool = make()
+    ranges = [(20, 4), (2, 9), (13, 1)]
+    chosen = pool.select(ranges)
+    whole = by_hand(pool, [3])
+    assert chosen.block_bytes == 14
+    packed = np.zeros(14, np.uint8)
+    chosen.gather([3], packed)
+    assert packed.tobytes() == b"".join(whole[at : at + size] for at, size in ranges)
+
+
+def test_a_selection_of_everything_is_the_pool():
+    pool = layer_major()
+    assert pool.select([(0, pool.block_bytes)]).regions == pool.regions
+
+
+@pytest.mark.parametrize("bad", [(0, 0), (-1, 3), (20, 5)])
+def test_a_range_outside_the_block_is_refused(bad):
+    with pytest.raises(ValueError, match="is not within a block of 24 B"):
+        block_major().select([bad])
