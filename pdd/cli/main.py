@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import click
 
+from pdd.cli.bench import bench
 from pdd.cli.chat import chat
 from pdd.cli.config import config
 from pdd.cli.down import down
+from pdd.cli.drill import drill
 from pdd.cli.node import node
 from pdd.cli.serve import serve
 from pdd.cli.up import supervise, up
@@ -31,7 +33,7 @@ def pdd() -> None:
     """
 
 
-for _command in (up, down, chat, node, serve, config, version, supervise):
+for _command in (up, down, chat, node, serve, config, bench, drill, version, supervise):
     pdd.add_command(_command)
 
 

@@ -50,14 +50,12 @@ async def run_bench(
 ) -> BenchReport:
     """Raises: NodeUnavailable (no leader), OutcomeUnknownError (the group stood still)."""
     fsync_ms = await asyncio.to_thread(measure_fsync_ms, directory)
-    rows = []
     async with LocalGroup(directory) as group:
         leader = await group.leader(timeout_s=START_TIMEOUT_S)
         say(f"{leader} leads; measuring {seconds:g} s per window")
         addresses = list(group.addresses.values())
         async with GroupClient(addresses, attempt_timeout_s=COMMAND_TIMEOUT_S) as client:
-            for window in windows:
-                rows.append(await _measure(client, window=window, seconds=seconds))
+            rows = [await _measure(client, window=w, seconds=seconds) for w in windows]
         await _say_pauses(group, say)
     return BenchReport(
         rows=rows,

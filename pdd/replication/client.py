@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from pdd.core.errors import NodeUnavailable, PddError, RemoteError
 from pdd.core.ports import Clock
@@ -55,7 +56,7 @@ class GroupClient:
         self._links = {address: ReplicaLink(address) for address in addresses}
         self._rng = random.Random()  # noqa: S311 -- spreads retries, guards nothing
 
-    async def __aenter__(self) -> GroupClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-class ClientService(ReplicaServicer):  # type: ignore[misc]  # generated, untyped
+class ClientService(ReplicaServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 

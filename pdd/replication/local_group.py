@@ -7,11 +7,13 @@ import json
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import grpc.aio
 
@@ -29,7 +31,7 @@ class _Member:
     name: str
     address: str
     data_dir: Path
-    process: asyncio.subprocess.Process | None = None
+    process: subprocess.Popen[bytes] | None = None
     is_stopped: bool = False
     has_started_before: bool = False
 
@@ -51,10 +53,10 @@ class LocalGroup:
         }
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    async def __aenter__(self) -> LocalGroup:
+    async def __aenter__(self) -> Self:
         try:
             for name in self.names:
-                await self.start(name)
+                self.start(name)
         except BaseException:
             await self.close()
             raise
@@ -90,7 +92,7 @@ class LocalGroup:
 
     # Life and death
 
-    async def start(self, name: str) -> None:
+    def start(self, name: str) -> None:
         member = self._members[name]
         assert member.process is None, f"{name} runs already"
         settings = {
@@ -103,12 +105,11 @@ class LocalGroup:
         }
         member.has_started_before = True
         with (self.directory / f"{name}.log").open("ab") as output:
-            member.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "pdd.replication.replica_main",
-                json.dumps(settings),
-                stdin=asyncio.subprocess.DEVNULL,
+            # Popen uses vfork. uvloop's own way is fork, which may hang in a process whose gRPC
+            # threads hold locks at that moment (seen: a child that never got to exec).
+            member.process = subprocess.Popen(  # noqa: S603 -- our own module
+                [sys.executable, "-m", "pdd.replication.replica_main", json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
@@ -118,9 +119,8 @@ class LocalGroup:
         member = self._members[name]
         if member.process is None:
             return
-        if member.process.returncode is None:
-            member.process.kill()
-        await member.process.wait()
+        member.process.kill()
+        await asyncio.to_thread(member.process.wait)
         member.process, member.is_stopped = None, False
 
     def freeze(self, name: str) -> None:
@@ -132,6 +132,13 @@ class LocalGroup:
         self._signal(name, signal.SIGCONT)
         self._members[name].is_stopped = False
 
+    def revive(self, name: str) -> None:
+        """Thaw it if it is frozen, start it if it is dead."""
+        if self._members[name].is_stopped:
+            self.thaw(name)
+        else:
+            self.start(name)
+
     def _signal(self, name: str, number: signal.Signals) -> None:
         process = self._members[name].process
         assert process is not None, f"{name} does not run"
@@ -142,7 +149,7 @@ class LocalGroup:
         return [
             name
             for name, member in self._members.items()
-            if member.process is not None and member.process.returncode is not None
+            if member.process is not None and member.process.poll() is not None
         ]
 
     # Asking
@@ -156,9 +163,12 @@ class LocalGroup:
     async def status(self, name: str) -> pb.GetStatusResponse | None:
         """None: it does not answer."""
         try:
-            return await self.stub(name).GetStatus(pb.GetStatusRequest(), timeout=1.0)
+            status: pb.GetStatusResponse = await self.stub(name).GetStatus(
+                pb.GetStatusRequest(), timeout=1.0
+            )
         except grpc.aio.AioRpcError:
             return None
+        return status
 
     async def leader(self, *, timeout_s: float) -> str:
         """Who leads in the highest term, as the replicas themselves say.

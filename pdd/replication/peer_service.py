@@ -41,7 +41,7 @@ class ForgedSourceError(PeerRefusedError):
     """A peer sent a message in another replica's name."""
 
 
-class PeerService(RaftServicer):  # type: ignore[misc]  # generated, untyped
+class PeerService(RaftServicer):
     def __init__(self, config: RaftConfig, inbound: Inbound) -> None:
         self._config = config
         self._identity = Identity.of(config)
@@ -57,6 +57,7 @@ class PeerService(RaftServicer):  # type: ignore[misc]  # generated, untyped
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first request has no hello")
+            raise AssertionError("abort() returned")
         sender = await self._admit(first.hello, context)
         yield DeliverResponse(hello=make_hello(self._config))
         async for request in request_iterator:
@@ -64,7 +65,7 @@ class PeerService(RaftServicer):  # type: ignore[misc]  # generated, untyped
                 try:
                     self._take(sender, data)
                 except ForgedSourceError as error:
-                    log.error("raft_message_forged", peer=sender, reason=str(error))
+                    log.warning("raft_message_forged", peer=sender, reason=str(error))
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     async def InstallSnapshot(
@@ -75,6 +76,7 @@ class PeerService(RaftServicer):  # type: ignore[misc]  # generated, untyped
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("header"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first request has no header")
+            raise AssertionError("abort() returned")
         header = first.header
         sender = await self._admit(header.hello, context)
         if self._is_receiving_snapshot:
@@ -87,12 +89,12 @@ class PeerService(RaftServicer):  # type: ignore[misc]  # generated, untyped
                 assembly.add(request.chunk)
             self._take(sender, header.message, snapshot=assembly.finish())
         except SnapshotTooLongError as error:
-            log.error("raft_snapshot_refused", peer=sender, reason=str(error))
+            log.warning("raft_snapshot_refused", peer=sender, reason=str(error))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except SnapshotBrokenError as error:
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
         except ForgedSourceError as error:
-            log.error("raft_message_forged", peer=sender, reason=str(error))
+            log.warning("raft_message_forged", peer=sender, reason=str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         finally:
             self._is_receiving_snapshot = False
@@ -106,7 +108,7 @@ class PeerService(RaftServicer):  # type: ignore[misc]  # generated, untyped
             log.warning("raft_peer_refused", peer=hello.replica, reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except PeerRefusedError as error:
-            log.error("raft_peer_refused", peer=hello.replica, reason=str(error))
+            log.warning("raft_peer_refused", peer=hello.replica, reason=str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise AssertionError("abort() returned")
 

@@ -2,8 +2,8 @@
 
     header (hello, message, size, crc) | chunk | chunk | ...
 
-Bound: the receiver takes SNAPSHOT_BYTES_MAX; a longer one is refused by its header, before a byte of
-it is held.
+Bound: the receiver takes SNAPSHOT_BYTES_MAX; a longer one is refused by its header, before any of
+its bytes are held.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import msgpack
 from pdd.raft.core import Refusal
 from pdd.raft.proposals import Outcome, OutcomeKind
 from pdd.raft.sessions import SessionStatus, decode_result, encode_command
-from tests.simulation.raft.checker import check
 from pdd.replication.linearizability import NEVER, Operation
+from tests.simulation.raft.checker import check
 from tests.simulation.raft.machine import ListMachine, Value, encode_add, encode_put
 
 if TYPE_CHECKING:

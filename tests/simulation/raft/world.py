@@ -17,9 +17,9 @@ from typing import Any
 from pdd.raft.config import RaftConfig
 from pdd.raft.messages import InstallSnapshot, Message
 from pdd.raft.values import NodeId
+from pdd.replication.linearizability import find_violation
 from tests.simulation.raft.checker import Checker, Violation, check
 from tests.simulation.raft.clients import Clients
-from pdd.replication.linearizability import find_violation
 from tests.simulation.raft.node import NodeSettings, SimNode
 
 TICK_MS = 20

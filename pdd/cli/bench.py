@@ -1,0 +1,13 @@
+"""``pdd bench``: measure parts of pdd on this machine. Each subcommand has a module of its own."""
+
+import click
+
+from pdd.cli import bench_raft
+
+
+@click.group()
+def bench() -> None:
+    """Measure parts of pdd on this machine."""
+
+
+bench_raft.add_to(bench)
