@@ -2,7 +2,7 @@
 
 import click
 
-from pdd.cli import bench_raft
+from pdd.cli import bench_directory, bench_raft
 
 
 @click.group()
@@ -10,4 +10,5 @@ def bench() -> None:
     """Measure parts of pdd on this machine."""
 
 
+bench_directory.add_to(bench)
 bench_raft.add_to(bench)

@@ -185,37 +185,32 @@ class BlockIndex:
         count = len(held)
         if not count:
             return 0, {}
-        first = self._sets.members(int(held[0]))
-        turns = np.flatnonzero(held[1:] != held[:-1])
-        if not len(turns):
-            return count, dict.fromkeys(first, count)
-        alive = list(first)
+        alive = self._sets.members(int(held[0]))
         lengths: dict[int, int] = {}
-        for position in (turns + 1).tolist():
-            members = self._sets.members(int(held[position]))
-            kept = [slot for slot in alive if slot in members]
-            if len(kept) < len(alive):
-                lengths.update((slot, position) for slot in alive if slot not in members)
-                alive = kept
-                if not alive:
-                    break
+        # One run of equal words is the common case, and bytes compare faster than numpy here.
+        if held.tobytes() != held[:1].tobytes() * count:
+            for position in (np.flatnonzero(held[1:] != held[:-1]) + 1).tolist():
+                members = self._sets.members(int(held[position]))
+                if members != alive:
+                    lengths.update((slot, position) for slot in alive if slot not in members)
+                    alive = tuple(slot for slot in alive if slot in members)
+                    if not alive:
+                        break
         lengths.update((slot, count) for slot in alive)
         return count, lengths
 
     def _held_words(self, keys: U64) -> U32:
         """The words of the leading keys that are here."""
         probe = self._table.probe(keys)
-        hit, words = probe.hit, probe.word
-        count = 0
-        while True:
-            # argmin is the first False; where there is none it says 0, which is then True.
-            count += int(hit[count:].argmin())
-            if count == len(hit) or hit[count]:
-                return words
+        hit, rows = probe.hit, probe.row
+        count = int(hit.argmin())  # the first False; where there is none it is 0, which is True
+        while not hit[count]:
             row = self._table.row_after_miss(probe, keys, count)
             if row == NO_ROW:
-                return words[:count]
-            hit[count], words[count] = True, self._table.words[row]
+                return self._table.words[rows[:count]]
+            hit[count], rows[count] = True, row
+            count += int(hit[count:].argmin())
+        return self._table.words[rows]
 
     def slots_of(self, keys: U64) -> tuple[int, ...]:
         """Who holds the one key given, closed slots included."""

@@ -1,15 +1,14 @@
 """A hash table from 128-bit keys to one 32-bit word, in numpy arrays; no object per key.
 
-    buckets   tags    (bucket_count, 16) uint16   0 = empty column, else 16 bits of the key
-              row_ids (bucket_count, 16) uint32   row of that column's key
-    rows      low, high (row_capacity,) uint64    the key; kept after a row is freed
-              words     (row_capacity,) uint32    the value; 0 = the row is free
+    bucket   96 bytes: 16 tags (uint16, 0 = empty column), then 16 row ids (uint32)
+    row      24 bytes: high, low (uint64, the key), word (uint32, 0 = the row is free), unused
 
-A look-up gathers the 16 tags of a key's only bucket, then one row: always the same few vector
-operations, however many keys there are. The table grows by *linear hashing*: with every few new
-keys some buckets, from the first on, are split in two by one more bit of the key, so growth costs
-each batch the same and nothing ever pauses to copy the table. Keys that find their bucket full
-(under 1 % on average), and those whose 16 bits are 0, go to ``_spill``, a dict from bucket to rows.
+A look-up gathers a key's only bucket, compares its 16 tags, then gathers one row: always the same
+few vector operations and about two cache misses per key, however many keys there are. The table
+grows by *linear hashing*: with every few new keys some buckets, from the first on, are split in two
+by one more bit of the key, so growth costs each batch the same and nothing ever pauses to copy the
+table. Keys that find their bucket full (under 1 % on average), and those whose 16 bits are 0, go to
+``_spill``, a dict from bucket to rows.
 
 Arrays are reserved for ``max_key_count`` at once and touched as they fill: the operating system
 gives pages only when they are used. At the bound `insert` refuses; the caller counts that.
@@ -29,6 +28,9 @@ Index: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 WIDTH = 16
+_FIRST_ROW_ID = WIDTH // 2  # tags are half as wide
+_BUCKET_WORDS = _FIRST_ROW_ID + WIDTH
+_SIGN_SHIFT = np.int64(63)
 _FIRST_BUCKET_COUNT = 64
 _MEAN_KEYS_PER_BUCKET = 6.0
 """Split so that this holds over all buckets. Those not yet split in a round hold up to twice as
@@ -43,12 +45,14 @@ def as_words(keys: bytes) -> U64:
 
 
 class Probe(NamedTuple):
-    """What one look at each key's bucket showed, ``(count,)`` each, ``seen`` ``(count, WIDTH)``."""
+    """What one look at each key's bucket showed, ``(count,)`` each."""
 
     bucket: Index
+    column: Index
+    """Of the first equal tag; 0 where there is none."""
     seen: Mask
-    row: U32
-    word: U32
+    """``(count, WIDTH)``: which tags are equal."""
+    row: Index
     hit: Mask
 
 
@@ -63,20 +67,19 @@ class KeyTable:
             )
         self.max_key_count = max_key_count
         buckets = max(2 * _FIRST_BUCKET_COUNT, int(max_key_count / _MEAN_KEYS_PER_BUCKET) + 2)
-        self._tags = np.zeros((buckets, WIDTH), dtype=np.uint16)
-        self._row_ids = np.zeros((buckets, WIDTH), dtype=np.uint32)
-        self._flat_tags = self._tags.reshape(-1)
-        self._flat_row_ids = self._row_ids.reshape(-1)
-        self.low = np.zeros(max_key_count, dtype=np.uint64)
-        self.high = np.zeros(max_key_count, dtype=np.uint64)
-        self.words = np.zeros(max_key_count, dtype=np.uint32)
+        self._buckets = np.zeros((buckets, _BUCKET_WORDS), dtype=np.uint32)
+        self._tags = self._buckets.view(np.uint16)[:, :WIDTH]
+        self._row_ids = self._buckets[:, _FIRST_ROW_ID:]
+        rows = np.zeros((max_key_count, 3), dtype=np.uint64)
+        self.high, self.low = rows[:, 0], rows[:, 1]
+        self.words = rows.view(np.uint32)[:, 4]
         self._free_rows = np.zeros(max_key_count, dtype=np.uint32)
         self._free_count = 0
         self.row_end = 0
         """Rows from here on were never used."""
         self._round_size = _FIRST_BUCKET_COUNT  # buckets at the start of this round of splits
-        self._double_mask = np.uint64(2 * self._round_size - 1)
         self._bucket_count = _FIRST_BUCKET_COUNT
+        self._note_sizes()
         self._spill: dict[int, list[int]] = {}
         self._spilled = np.zeros(buckets, dtype=np.bool_)
 
@@ -89,30 +92,53 @@ class KeyTable:
         """What was touched: rows ever used and buckets in use. Spilled keys are estimated."""
         spilled = sum(len(rows) for rows in self._spill.values())
         return (
-            self.row_end * (8 + 8 + 4)
-            + self._bucket_count * (WIDTH * (2 + 4) + 1)
+            self.row_end * 24
+            + self._bucket_count * (_BUCKET_WORDS * 4 + 1)
             + self._free_count * 4
             + spilled * 200
         )
 
     def bucket_of(self, high: U64) -> Index:
         bucket = (high & self._double_mask).view(np.int64)
-        bucket -= (bucket >= self._bucket_count) * self._round_size
+        # Not split yet in this round: one bit less. All in one type, which is what numpy does fast:
+        # (last - bucket) >> 63 is -1 where the bucket is too high, else 0.
+        excess = self._last_bucket - bucket
+        excess >>= _SIGN_SHIFT
+        excess &= self._round
+        bucket -= excess
         return bucket
 
     def probe(self, keys: U64) -> Probe:
-        """One look at each key's bucket. A hit is sure; the rest is for `row_after_miss`."""
+        """One look at each key's bucket, for questions: the 64 low bits decide, with the 16 or
+        more that chose the bucket. What was not hit is for `row_after_miss`."""
         bucket = self.bucket_of(keys[:, 0])
-        seen = self._tags.take(bucket, axis=0) == tags_of(keys)[:, None]
-        column = bucket * WIDTH
-        column += seen.argmax(axis=1)
-        row = self._flat_row_ids.take(column)
-        word = self.words.take(row)
-        # Where no tag was seen, the row is some other key's, or one long freed: its word is 0.
-        hit = word != 0
-        hit &= self.low.take(row) == keys[:, 1]
-        hit &= self.high.take(row) == keys[:, 0]
-        return Probe(bucket, seen, row, word, hit)
+        gathered = self._buckets.take(bucket, axis=0)
+        seen = gathered.view(np.uint16)[:, :WIDTH] == tags_of(keys)[:, None]
+        column = seen.argmax(axis=1)
+        row = gathered.reshape(-1).take(column + _row_id_offsets(len(keys))).astype(np.int64)
+        return Probe(bucket, column, seen, row, self.low[row] == keys[:, 1])
+
+    def row_after_miss(self, probe: Probe, keys: U64, position: int) -> int:
+        """The row of a key that `probe` did not hit, or `NO_ROW`."""
+        # The first equal tag, if there is one: where this one differs, so do all.
+        tag_seen = probe.seen[position, probe.column[position]]
+        if not tag_seen and not self._spilled[probe.bucket[position]]:
+            return NO_ROW
+        return self.find_one(int(keys[position, 0]), int(keys[position, 1]))
+
+    def find(self, keys: U64) -> Index:
+        """The row of each key, `NO_ROW` for those that are not here. All 128 bits decide."""
+        probe = self.probe(keys)
+        row = probe.row
+        hit = probe.hit & (self.high[row] == keys[:, 0])
+        hit &= self.words[row] != 0
+        missed = np.flatnonzero(~hit)
+        if len(missed):
+            row[missed] = NO_ROW
+            unsure = probe.seen[missed].any(axis=1) | self._spilled.take(probe.bucket[missed])
+            for position in missed[unsure].tolist():
+                row[position] = self.find_one(int(keys[position, 0]), int(keys[position, 1]))
+        return row
 
     def find_one(self, high: int, low: int) -> int:
         """The row of one key, or `NO_ROW`."""
@@ -128,24 +154,6 @@ class KeyTable:
             if self.high[row] == high and self.low[row] == low and self.words[row]:
                 return int(row)
         return NO_ROW
-
-    def find(self, keys: U64) -> Index:
-        """The row of each key, `NO_ROW` for those that are not here."""
-        probe = self.probe(keys)
-        row = probe.row.astype(np.int64)
-        missed = np.flatnonzero(~probe.hit)
-        if len(missed):
-            row[missed] = NO_ROW
-            unsure = probe.seen[missed].any(axis=1) | self._spilled.take(probe.bucket[missed])
-            for position in missed[unsure].tolist():
-                row[position] = self.find_one(int(keys[position, 0]), int(keys[position, 1]))
-        return row
-
-    def row_after_miss(self, probe: Probe, keys: U64, position: int) -> int:
-        """The row of a key that `probe` did not hit, or `NO_ROW`."""
-        if not self._spilled[probe.bucket[position]] and not probe.seen[position].any():
-            return NO_ROW
-        return self.find_one(int(keys[position, 0]), int(keys[position, 1]))
 
     def insert(self, keys: U64, words: U32) -> Index:
         """Give each key a row that holds its word; the rows, in order.
@@ -169,13 +177,15 @@ class KeyTable:
             return
         keys = np.stack((self.high[rows], self.low[rows]), axis=1)
         bucket = self.bucket_of(keys[:, 0])
-        same = self._row_ids.take(bucket, axis=0) == rows.astype(np.uint32)[:, None]
-        same &= self._tags.take(bucket, axis=0) != 0
+        gathered = self._buckets.take(bucket, axis=0)
+        same = gathered[:, _FIRST_ROW_ID:] == rows.astype(np.uint32)[:, None]
+        same &= gathered.view(np.uint16)[:, :WIDTH] != 0
         placed = same.any(axis=1)
-        self._flat_tags[(bucket * WIDTH + same.argmax(axis=1))[placed]] = 0
+        self._tags[bucket[placed], same.argmax(axis=1)[placed]] = 0
         for position in np.flatnonzero(~placed).tolist():
             self._unspill(int(bucket[position]), int(rows[position]))
         self.words[rows] = 0
+        self.low[rows] = 0  # so that no look-up hits them: an empty column may still name its row
         self._free_rows[self._free_count : self._free_count + len(rows)] = rows
         self._free_count += len(rows)
 
@@ -192,15 +202,16 @@ class KeyTable:
         bucket = self.bucket_of(keys[:, 0])
         order = np.argsort(bucket, kind="stable")
         bucket, rows, tags = bucket[order], rows[order], tags_of(keys[order])
-        free = self._tags.take(bucket, axis=0) == 0
+        free = self._buckets.take(bucket, axis=0).view(np.uint16)[:, :WIDTH] == 0
         rank = _rank_in_group(bucket)
         # The first keys of a bucket take its first free columns: the rank-th one for each key.
         ordinal = np.cumsum(free, axis=1, dtype=np.int8)
         wanted = free & (ordinal == (np.minimum(rank, WIDTH) + 1).astype(np.int8)[:, None])
-        column = bucket * WIDTH + wanted.argmax(axis=1)
+        column = wanted.argmax(axis=1)
         fits = wanted.any(axis=1) & (tags != 0)
-        self._flat_tags[column[fits]] = tags[fits]
-        self._flat_row_ids[column[fits]] = rows[fits]
+        place = bucket[fits], column[fits]
+        self._tags[place] = tags[fits]
+        self._row_ids[place] = rows[fits]
         for position in np.flatnonzero(~fits).tolist():
             home = int(bucket[position])
             self._spill.setdefault(home, []).append(int(rows[position]))
@@ -214,18 +225,24 @@ class KeyTable:
             self._spilled[bucket] = False
 
     def _split_for(self, key_count: int) -> None:
-        wanted = min(int(key_count / _MEAN_KEYS_PER_BUCKET) + 1, len(self._tags))
+        wanted = min(int(key_count / _MEAN_KEYS_PER_BUCKET) + 1, len(self._buckets))
         while self._bucket_count < wanted:
             first = self._bucket_count - self._round_size
             count = min(wanted - self._bucket_count, self._round_size - first, _SPLIT_CHUNK)
             self._split(first, count)
+
+    def _note_sizes(self) -> None:
+        """As numpy scalars of the type they meet: conversions would cost more than the work."""
+        self._double_mask = np.uint64(2 * self._round_size - 1)
+        self._round = np.int64(self._round_size)
+        self._last_bucket = np.int64(self._bucket_count - 1)
 
     def _split(self, first: int, count: int) -> None:
         """Move the keys of ``count`` buckets that have the next bit set to new buckets."""
         source = slice(first, first + count)
         target = slice(first + self._round_size, first + self._round_size + count)
         tags, row_ids = self._tags[source], self._row_ids[source]
-        moved = (self.high.take(row_ids) & np.uint64(self._round_size)) != 0
+        moved = (self.high[row_ids] & np.uint64(self._round_size)) != 0
         np.multiply(tags, moved, out=self._tags[target])
         self._row_ids[target] = row_ids
         np.multiply(tags, ~moved, out=tags)
@@ -238,10 +255,20 @@ class KeyTable:
         self._spilled[source] = False
         if self._bucket_count == 2 * self._round_size:
             self._round_size *= 2
-            self._double_mask = np.uint64(2 * self._round_size - 1)
+        self._note_sizes()
         if homeless:
             rows = np.array(homeless, dtype=np.int64)
             self._place(rows, np.stack((self.high[rows], self.low[rows]), axis=1))
+
+
+_OFFSETS = np.arange(1024, dtype=np.int64) * _BUCKET_WORDS + _FIRST_ROW_ID
+
+
+def _row_id_offsets(count: int) -> Index:
+    """Where the row ids of each of ``count`` gathered buckets begin, in uint32."""
+    if count <= len(_OFFSETS):
+        return _OFFSETS[:count]
+    return np.arange(count, dtype=np.int64) * _BUCKET_WORDS + _FIRST_ROW_ID
 
 
 def tags_of(keys: U64) -> npt.NDArray[np.uint16]:
