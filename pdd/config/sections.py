@@ -46,7 +46,6 @@ class TransferTransport(StrEnum):
 
     AUTO = "auto"
     TCP = "tcp"
-    SHM = "shm"
     RDMA = "rdma"
 
 
@@ -95,8 +94,8 @@ class NodeSection(Section):
     """How often a node tells the scheduler its free blocks and running sequences."""
 
     drain_timeout_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 3.0
-    """How long a stopping daemon lets running requests finish. What is left then ends with an
-    error event. The whole stop takes at most 10 s under ``pdd up``."""
+    """How long a stopping scheduler lets running requests finish. What is left then ends with an
+    error event. A stopping node hands its requests back at once, for another node to go on."""
 
 
 class HttpSection(Section):
@@ -112,7 +111,8 @@ class HttpSection(Section):
     """How long a client may take to send its request."""
 
     stream_buffer_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
-    """Unsent output that a slow reader may pile up; at the bound its request is cancelled."""
+    """Unsent output that a slow reader may pile up. At the bound nothing more is written to it, and
+    after 60 s without progress it is disconnected and its request cancelled."""
 
 
 class GrpcSection(Section):
@@ -121,9 +121,6 @@ class GrpcSection(Section):
     listen: ListenAddress = HostPort("127.0.0.1", 0)
     """host:port. Port 0: the system picks one. If it is not set, a scheduler listens on
     127.0.0.1:7070."""
-
-    message_limit_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 30)] = 32 << 20
-    """Longest message accepted or sent."""
 
 
 class EngineSection(Section):
@@ -217,11 +214,10 @@ class TransferSection(Section):
     """How KV blocks travel between nodes."""
 
     transport: TransferTransport = TransferTransport.AUTO
-    """Lanes that UCX may choose from: auto, tcp, shm or rdma."""
+    """Lanes that UCX may choose from: auto, tcp or rdma."""
 
     devices: tuple[str, ...] = ()
-    """Network devices that UCX may use, for example mlx5_0:1. Empty: loopback for tcp, and what
-    UCX finds otherwise."""
+    """Network devices that UCX may use, for example mlx5_0:1. Empty: loopback only."""
 
     digest: bool = True
     """Check a digest of every chunk at the receiver. Off only for measurements."""
@@ -232,9 +228,6 @@ class TransferSection(Section):
     deadline_s: Seconds = 20.0
     """How long after the first token blocks may still be missing; then the decode node computes
     the prompt itself."""
-
-    keepalive_s: Seconds = 2.0
-    """How often an idle connection is probed, so that a dead peer is noticed."""
 
 
 class FaultsSection(Section):

@@ -70,6 +70,9 @@ class StepMetadata(KVConnectorMetadata):
     computed_blocks: list[SourceBlocks] = field(default_factory=list)
     """Final after this step's forward."""
     aborted_sources: list[str] = field(default_factory=list)
+    """Their blocks stay allocated until the worker halves report them as sent."""
+    preempted_sources: list[str] = field(default_factory=list)
+    """Their blocks may be overwritten by this step's forward: reading must have ended before."""
     opened_targets: list[TargetBlocks] = field(default_factory=list)
     cancelled_targets: list[str] = field(default_factory=list)
     progress: list[PromptProgress] = field(default_factory=list)

@@ -180,8 +180,9 @@ class SchedulerSide:
         The decode node then recomputes what did not arrive.
         """
         job = self._jobs.get(req_id)
-        if job is not None and job.source_open:
-            self._abort_source(job)
+        if job is not None and job.source_open and not job.source_aborted:
+            job.source_aborted = True
+            self._step.preempted_sources.append(job.params.key)
 
     def _abort_source(self, job: _Job) -> None:
         if not job.source_aborted:
@@ -216,7 +217,9 @@ class SchedulerSide:
         self._requests.pop(request.request_id, None)
         if job is None:
             return False
-        if job.waits_for_blocks:
+        if job.waits_for_blocks or (
+            job.params.kind is JobKind.DECODE and not job.target_opened
+        ):  # a job that never had blocks may have left its first token behind
             self._step.cancelled_targets.append(job.params.key)
         if not job.source_open:
             return False

@@ -63,7 +63,9 @@ its job then runs into its deadline and is planned anew."""
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets a busy model thread delay each post by that much."""
 
-_FENCE_TIMEOUT_S = 2.0
+_FENCE_TIMEOUT_S = 15.0
+"""Longer than the transfer engine takes to force the end of a read (``quiesce_timeout_s``, then it
+closes the endpoint)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +103,16 @@ class WorkerSettings:
         )
 
 
+_Outcome = TargetCompleted | TargetFailed | TargetCancelled
+
+
 @dataclass(slots=True)
 class _Target:
     request_id: str
     first_index: int
     block_ids: tuple[int, ...]
-    outcome: TargetCompleted | TargetFailed | TargetCancelled | None = None
+    outcome: _Outcome | None = None
+    cancelled: bool = False
 
 
 @dataclass(slots=True)
@@ -187,22 +193,28 @@ class WorkerSide:
                         cached_token_count=progress.cached_token_count,
                     )
                 )
-        for target in step.opened_targets:
-            self._open_target(target)
+        for opened in step.opened_targets:
+            self._open_target(opened)
         for key in step.cancelled_targets:
-            self._transfer.target_cancel(key)
             with self._lock:
-                waiting = self._targets.get(key)
-                if waiting is not None and waiting.outcome is not None:
-                    waiting.outcome = TargetCancelled(key=key)
+                self._first_tokens.pop(key, None)
+                target = self._targets.get(key)
+                if target is not None:
+                    target.cancelled = True
+            if target is not None:
+                self._transfer.target_cancel(key)
         self._source_blocks(step.ready_blocks)
 
     def fence_preempted(self, step: StepMetadata) -> None:
-        """Blocks of preempted prefill jobs will be overwritten: nothing may read them any more."""
-        for key in step.aborted_sources:
+        """Blocks of preempted prefill jobs will be overwritten: nothing may read them any more.
+
+        Called in every step; blocks only when a prefill job was preempted with blocks on their
+        way. Aborted jobs are not waited for: vLLM keeps their blocks until they are released.
+        """
+        for key in step.preempted_sources:
             self._transfer.source_abort(key, "prefill was preempted")
         deadline_s = time.monotonic() + _FENCE_TIMEOUT_S
-        while unreleased := self._unreleased(step.aborted_sources):
+        while unreleased := self._unreleased(step.preempted_sources):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self._news.wait(left_s):
                 raise RuntimeError(
@@ -215,11 +227,12 @@ class WorkerSide:
         """After the forward: the step's blocks are final."""
         self._source_blocks(step.computed_blocks)
         for key in step.aborted_sources:
-            self._transfer.source_abort(key, "prefill was aborted or preempted")
+            self._transfer.source_abort(key, "prefill was aborted")
 
     def results(self, finished_request_ids: set[str]) -> tuple[set[str], set[str]]:
         """Engine request ids to report as sent, and as received."""
         events = self._transfer.poll()
+        reports: list[tuple[_Target, _Outcome]] = []
         with self._lock:
             for request_id in finished_request_ids:
                 key = self._source_keys.get(request_id)
@@ -228,7 +241,9 @@ class WorkerSide:
             for event in events:
                 self._note(event)
             sent = self._take_sent()
-            received = self._take_received()
+            received = self._take_received(reports)
+        for target, outcome in reports:
+            self._report_outcome(target, outcome)
         if self._rank == 0:
             self._report_counters()
         return sent, received
@@ -316,25 +331,24 @@ class WorkerSide:
             sent.add(request_id)
         return sent
 
-    def _take_received(self) -> set[str]:
+    def _take_received(self, reports: "list[tuple[_Target, _Outcome]]") -> set[str]:
         received = set()
         for key, target in list(self._targets.items()):
             if target.outcome is None:
                 continue
-            cancelled = isinstance(target.outcome, TargetCancelled)
-            if not cancelled and key not in self._first_tokens:
+            # A cancelled job needs only quiescence, which every outcome means; one may have been
+            # on its way when the cancellation came.
+            if not target.cancelled and key not in self._first_tokens:
                 continue
             del self._targets[key]
             token = self._first_tokens.pop(key, None)
             received.add(target.request_id)
-            if token is not None and not cancelled:
+            if token is not None and not target.cancelled:
                 self._reported_tokens[target.request_id] = token
-            self._report_outcome(target, target.outcome)
+                reports.append((target, target.outcome))
         return received
 
-    def _report_outcome(
-        self, target: _Target, outcome: TargetCompleted | TargetFailed | TargetCancelled
-    ) -> None:
+    def _report_outcome(self, target: _Target, outcome: "_Outcome") -> None:
         match outcome:
             case TargetFailed():
                 self._failed_blocks.update(

@@ -48,12 +48,13 @@ class _NodeDaemon:
     def __init__(self, config: Config, *, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
+        self._rpc_dir = Path()
 
     async def serve(self) -> int:
         stop = stop_on_signals()
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         tokenizer = load_tokenizer(Path(self._config.engine.model))
+        self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
         engine = make_engine(
             self._config,
             identity=identity,
@@ -85,7 +86,7 @@ class _NodeDaemon:
         except TimeoutError:
             log.error("engine_start_too_slow", limit_s=limit_s)  # noqa: TRY400
         if not start.done():
-            await self._interrupt_start(start)
+            await self._interrupt_start(start, stop)
         try:
             info = start.result()
         except EngineFailed as error:
@@ -103,7 +104,9 @@ class _NodeDaemon:
         )
         return info
 
-    async def _interrupt_start(self, start: "asyncio.Task[EngineInfo]") -> None:
+    async def _interrupt_start(
+        self, start: "asyncio.Task[EngineInfo]", stop: asyncio.Event
+    ) -> None:
         """vLLM cannot be interrupted while it loads, its processes can, as soon as they are there.
 
         Importing it takes seconds in which there is nothing to end yet; past the limit the daemon
@@ -117,7 +120,7 @@ class _NodeDaemon:
                 log.warning("engine_start_abandoned")
                 end_descendants()
                 shutil.rmtree(self._rpc_dir, ignore_errors=True)
-                os._exit(0)
+                os._exit(0 if stop.is_set() else 1)
 
     async def _serve_engine(
         self,
@@ -186,6 +189,7 @@ class _NodeDaemon:
                 task.cancel()
             await asyncio.wait(tasks)
             jobs.cancel_all()
+            await jobs.drained()
             await peers.close()
             await server.stop(grace=0.5)
 

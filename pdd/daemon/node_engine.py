@@ -15,6 +15,7 @@ from pdd.core.identity import NodeIdentity
 from pdd.core.ports import Clock
 from pdd.daemon.served_model import served_model
 from pdd.engine.port import Engine
+from pdd.model.digest import tokenizer_digest
 from pdd.transfer.settings import TransferFaults, TransferSettings
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def load_tokenizer(model: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+def ucx_devices(config: Config) -> str:
+    """Networks that UCX may use. Without any it would listen on all, and it checks no secret."""
+    return ",".join(config.transfer.devices) or "lo"
+
+
 def transfer_settings(config: Config) -> TransferSettings:
     """The transfer section, and the faults that concern transfers."""
     transfer, faults = config.transfer, config.faults
@@ -75,7 +81,6 @@ def transfer_settings(config: Config) -> TransferSettings:
     return TransferSettings(
         digest=transfer.digest,
         pending_grant_timeout_s=transfer.grant_timeout_s,
-        keepalive_s=transfer.keepalive_s,
         faults=TransferFaults(
             delay_s=faults.transfer_delay_s,
             flip_byte_in_chunk=None if flip < 0 else flip,
@@ -95,6 +100,7 @@ def synthetic_settings(config: Config) -> "SyntheticSettings":
     block_size = engine.block_size or _SYNTHETIC_BLOCK_SIZE
     return SyntheticSettings(
         served_model_name=model.name,
+        tokenizer_digest=tokenizer_digest(Path(engine.model)),
         model_seed=synthetic.model_seed,
         block_count=_block_count(engine, block_size * synthetic.kv_bytes_per_token),
         block_size=block_size,
@@ -114,7 +120,7 @@ def synthetic_settings(config: Config) -> "SyntheticSettings":
         ),
         transfer=transfer_settings(config),
         transport=config.transfer.transport.value,
-        devices=",".join(config.transfer.devices) or None,
+        devices=ucx_devices(config),
         faults=SyntheticFaults(
             step_delay_s=config.faults.step_delay_s,
             crash_at=config.faults.crash_at,
@@ -158,5 +164,5 @@ def vllm_settings(config: Config, rpc_dir: Path) -> "VllmSettings":
         extra=engine.extra,
         transfer=transfer_settings(config),
         transport=transfer.transport.value,
-        devices=",".join(transfer.devices) or None,
+        devices=ucx_devices(config),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import grpc
 import structlog
@@ -17,6 +18,7 @@ from pdd.daemon import notify
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.scheduler_metrics import ClusterMetrics
+from pdd.daemon.scheduler_tokenizer import make_tokenizer
 from pdd.daemon.served_model import served_model
 from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.gateway.app import make_app
@@ -25,7 +27,7 @@ from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.served import Health, ServedModel
 from pdd.gateway.server import serve as serve_http
 from pdd.gateway.settings import GatewaySettings
-from pdd.gateway.tokenizer import HFTokenizer
+from pdd.model.digest import tokenizer_digest
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
 from pdd.scheduler.core import SchedulerCore, SchedulerSettings
 
@@ -51,6 +53,7 @@ class _SchedulerDaemon:
             ),
             clock=clock,
             model=self._model.name,
+            tokenizer_digest=tokenizer_digest(Path(config.engine.model)),
         )
 
     async def serve(self) -> int:
@@ -58,7 +61,7 @@ class _SchedulerDaemon:
         settings = _gateway_settings(self._config)
         metrics = GatewayMetrics()
         ClusterMetrics(self._driver, registry=metrics.registry)
-        tokenizer = await asyncio.to_thread(HFTokenizer, self._config.engine.model)
+        tokenizer = await asyncio.to_thread(make_tokenizer, self._config.engine)
         inference = InferenceServicer(
             inference=self._driver,
             tokenizer=tokenizer,

@@ -54,15 +54,20 @@ from pdd.scheduler.requests import Phase
 log = structlog.get_logger(__name__)
 
 TICK_INTERVAL_S = 0.25
+_OWN_PAUSE_S = 1.0
 
 
 class SchedulerDriver:
     """Implements ``Inference`` for the front door and ``ClusterHandler`` for the nodes."""
 
-    def __init__(self, *, core: SchedulerCore, clock: Clock, model: str) -> None:
+    def __init__(
+        self, *, core: SchedulerCore, clock: Clock, model: str, tokenizer_digest: str = ""
+    ) -> None:
+        """``tokenizer_digest``: nodes with another tokenizer are refused; empty compares nothing."""
         self._core = core
         self._clock = clock
         self._model = model
+        self._tokenizer_digest = tokenizer_digest
         self._sessions: dict[NodeName, NodeSession] = {}
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._streams: dict[RequestId, RequestStream] = {}
@@ -207,9 +212,18 @@ class SchedulerDriver:
         return infos
 
     async def tick(self) -> None:
-        """Feed the passing of time to the core, for ever."""
+        """Feed the passing of time to the core, for ever.
+
+        After a pause of this process itself (stopped, swapped out) the nodes' reports wait unread
+        in their sockets; they are read first, or every node would look silent.
+        """
         while True:
+            due_s = self._clock() + TICK_INTERVAL_S
             await asyncio.sleep(TICK_INTERVAL_S)
+            late_s = self._clock() - due_s
+            if late_s > _OWN_PAUSE_S:
+                log.warning("scheduler_was_paused", duration_s=round(late_s, 1))
+                await asyncio.sleep(_OWN_PAUSE_S)
             self._step(Tick())
 
     # --- events in, effects out --------------------------------------------------------------
@@ -404,6 +418,12 @@ class SchedulerDriver:
         if hello.model != self._model:
             raise JoinRefused(
                 f"node {name} serves model {hello.model!r}, this cluster {self._model!r}"
+            )
+        tokenizer = hello.fingerprint.get("tokenizer", "")
+        if self._tokenizer_digest and tokenizer != self._tokenizer_digest:
+            raise JoinRefused(
+                f"node {name} has tokenizer = {tokenizer or '-'}, this scheduler has "
+                f"{self._tokenizer_digest}: give both the same model folder"
             )
         for other_name, node in sorted(self._core.nodes.items()):
             if other_name == name or node.state is NodeState.LOST:

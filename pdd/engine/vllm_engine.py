@@ -44,10 +44,13 @@ from pdd.engine.port import (
 )
 from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
+from pdd.model.digest import tokenizer_digest, weights_digest
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from pdd.engine.vllm_start import StartedLlm
 
 _SHUTDOWN_TIMEOUT_S = 5.0
 _HELLO_TIMEOUT_S = 10.0
@@ -70,6 +73,7 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._clock = clock
         self._llm: AsyncLLM | None = None
+        self._native_seeds = False
         self._link: LinkServer | None = None
         self._info: EngineInfo | None = None
         self._facts: dict[str, JobFacts] = {}
@@ -98,9 +102,10 @@ class VllmEngine:
         )
         os.environ.update(self._settings.environment())
         try:
-            self._llm = await asyncio.get_running_loop().run_in_executor(
+            started = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._build, engine_args(self._settings, worker)
             )
+            self._llm, self._native_seeds = started.llm, started.native_seeds
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 hellos = await self._link.hellos()
         except Exception as error:
@@ -121,6 +126,8 @@ class VllmEngine:
                 **hellos[0].fingerprint,
                 "engine": "vllm",
                 "model": self._settings.served_model_name,
+                "weights": weights_digest(self._settings.model_path),
+                "tokenizer": tokenizer_digest(self._settings.model_path),
                 "block_size": str(config.cache_config.block_size),
                 "tensor_parallel_size": str(self._settings.tensor_parallel_size),
             },
@@ -132,20 +139,18 @@ class VllmEngine:
         )
         return self._info
 
-    def _build(self, args: dict[str, Any]) -> "AsyncLLM":
+    def _build(self, args: dict[str, Any]) -> "StartedLlm":
         from pdd.engine.vllm_start import build_async_llm
 
         return build_async_llm(args, on_stats=self._on_stats)
 
     async def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
         """See ``Engine.run``."""
-        from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         assert self._llm is not None, "run before start"
         try:
-            params = sampling_params(job)
+            params = sampling_params(job, native_seeds=self._native_seeds)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         self._facts[job.key] = JobFacts()
@@ -158,12 +163,8 @@ class VllmEngine:
             priority=job.priority,
         )
         try:
-            async for output in stream:
+            while (output := await _next_output(stream)) is not None:
                 yield self._step_output(output, job)
-        except (VLLMValidationError, ValueError) as error:
-            raise InvalidRequest(str(error)) from error
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineFailed(f"vLLM's engine died: {error}") from error
         finally:
             await stream.aclose()
 
@@ -317,6 +318,29 @@ class VllmEngine:
         all_loaded = facts.loaded_rank_count == self._settings.tensor_parallel_size
         if all_loaded and self._notify_ready is not None:
             self._notify_ready(message.key, facts)
+
+
+async def _next_output(stream: "AsyncGenerator[RequestOutput, None]") -> "RequestOutput | None":
+    """The next output, None at the end; vLLM's errors told apart by whose fault they are.
+
+    Raises:
+        InvalidRequest: vLLM refuses the request's parameters. AsyncLLM wraps what its input
+            processing raises into EngineGenerateError (v1/engine/async_llm.py, generate).
+        EngineFailed: the engine is dead, or failed at this request.
+    """
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        return await anext(stream, None)
+    except VLLMValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    except EngineDeadError as error:
+        raise EngineFailed(f"vLLM's engine died: {error}") from error
+    except EngineGenerateError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise InvalidRequest(str(error.__cause__)) from error
+        raise EngineFailed(f"vLLM failed at this request: {error.__cause__!r}") from error
 
 
 def _eos_token_ids(model_config: Any) -> tuple[int, ...]:

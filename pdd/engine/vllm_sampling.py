@@ -10,6 +10,7 @@ would not see the emitted ones: ``scheduler.policy`` sends such requests on the 
 import json
 from typing import TYPE_CHECKING
 
+from pdd.connector.keyed_params import noise_key_extra_args
 from pdd.connector.params import JobKind, JobParams
 from pdd.core.sampling import Grammar, Sampling
 from pdd.engine.port import Job
@@ -23,17 +24,20 @@ def first_output_index(job: Job) -> int:
     return 1 if job.kind is JobKind.DECODE else len(job.emitted_token_ids)
 
 
-def sampling_params(job: Job) -> "SamplingParams":
-    """vLLM's parameters for ``job``. Raises ValueError where vLLM refuses the values."""
+def sampling_params(job: Job, *, native_seeds: bool) -> "SamplingParams":
+    """vLLM's parameters for ``job``. Raises ValueError where vLLM refuses the values.
+
+    ``native_seeds``: see ``vllm_start.StartedLlm``.
+    """
     from vllm.exceptions import VLLMValidationError
 
     try:
-        return _sampling_params(job)
+        return _sampling_params(job, native_seeds=native_seeds)
     except VLLMValidationError as error:  # no ValueError in vLLM's own tree
         raise ValueError(str(error)) from error
 
 
-def _sampling_params(job: Job) -> "SamplingParams":
+def _sampling_params(job: Job, *, native_seeds: bool) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = job.sampling
@@ -57,10 +61,15 @@ def _sampling_params(job: Job) -> "SamplingParams":
         logit_bias=dict(sampling.logit_bias) or None,
         allowed_token_ids=list(sampling.allowed_token_ids) or None,
         structured_outputs=_grammar(sampling),
+        seed=sampling.seed if native_seeds else None,
         detokenize=False,  # one output path for both engines' tokens: pdd.engine.output_stream
         output_kind=RequestOutputKind.DELTA,
         extra_args={
-            "pdd": {"seed": sampling.seed, "first_output_index": done},
+            **(
+                {}
+                if native_seeds
+                else noise_key_extra_args(seed=sampling.seed, first_output_index=done)
+            ),
             "kv_transfer_params": JobParams(
                 key=job.key, kind=job.kind, deadline_s=job.deadline_s, source=job.source
             ).to_extra_args(),

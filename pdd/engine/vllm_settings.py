@@ -8,8 +8,6 @@ from pdd.connector.worker_side import WorkerSettings
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.settings import TransferSettings
 
-KEYED_SAMPLER = "pdd.connector.keyed_sampler:KeyedSampler"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
@@ -77,10 +75,6 @@ def engine_args(settings: VllmSettings, worker: WorkerSettings) -> dict[str, Any
             args[name] = value
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
-    if settings.cpu_cores:
-        # Model Runner V1: its native seeding cannot continue at a later index. V2, the default
-        # on CUDA, draws by position and needs no help (vllm/v1/worker/gpu/sample/gumbel.py).
-        args["logits_processors"] = [KEYED_SAMPLER]
     args.update(settings.extra)
     args["kv_transfer_config"] = {
         "kv_connector": "PddConnector",

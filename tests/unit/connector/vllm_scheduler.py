@@ -124,7 +124,7 @@ class PlayedEngine:
             deadline_s=60.0,
             source=SOURCE if kind is JobKind.DECODE else None,
         )
-        params = sampling_params(job)
+        params = sampling_params(job, native_seeds=False)
         if kind is None:
             params.extra_args = None
         request = Request(

@@ -27,6 +27,10 @@ SOURCE = SourceNode(
 )
 
 
+def params_of(job: Job) -> Any:
+    return sampling_params(job, native_seeds=False)
+
+
 def make_job(kind: JobKind, *, emitted: int = 0, max_tokens: int = 10, **sampling: Any) -> Job:
     return Job(
         key="r1/0",
@@ -61,14 +65,14 @@ def test_limits_count_what_was_emitted_elsewhere(
     kind: JobKind, emitted: int, min_tokens: int, expected: tuple[int, int, int]
 ) -> None:
     job = make_job(kind, emitted=emitted, min_tokens=min_tokens)
-    params = sampling_params(job)
+    params = params_of(job)
     assert (first_output_index(job), params.max_tokens, params.min_tokens) == expected
 
 
 @pytest.mark.parametrize("kind", list(JobKind))
 def test_the_noise_key_names_seed_and_index_and_vllms_own_seed_stays_unset(kind: JobKind) -> None:
     job = make_job(kind, seed=-(2**63))
-    params = sampling_params(job)
+    params = params_of(job)
     assert params.seed is None
     assert read_noise_key(params.extra_args) == NoiseKey(
         seed=-(2**63), first_output_index=first_output_index(job)
@@ -77,7 +81,7 @@ def test_the_noise_key_names_seed_and_index_and_vllms_own_seed_stays_unset(kind:
 
 @pytest.mark.parametrize("kind", list(JobKind))
 def test_the_connector_reads_what_the_engine_was_given(kind: JobKind) -> None:
-    params = sampling_params(make_job(kind))
+    params = params_of(make_job(kind))
     assert params.extra_args is not None
     assert JobParams.from_extra_args(params.extra_args["kv_transfer_params"]) == JobParams(
         key="r1/0",
@@ -93,7 +97,7 @@ def test_a_request_of_somebody_else_has_no_job() -> None:
 
 
 def test_values_pass_unchanged() -> None:
-    params = sampling_params(
+    params = params_of(
         make_job(
             JobKind.LOCAL,
             temperature=0.7,
@@ -127,7 +131,7 @@ def test_values_pass_unchanged() -> None:
 
 
 def test_no_limit_and_nothing_asked_stay_so() -> None:
-    params = sampling_params(make_job(JobKind.LOCAL))
+    params = params_of(make_job(JobKind.LOCAL))
     assert params.top_k == 0
     assert (params.logprobs, params.logit_bias, params.allowed_token_ids) == (None, None, None)
     assert params.structured_outputs is None
@@ -144,19 +148,19 @@ def test_no_limit_and_nothing_asked_stay_so() -> None:
     ],
 )
 def test_grammars(grammar: Grammar, field: str, value: Any) -> None:
-    structured = sampling_params(make_job(JobKind.LOCAL, grammar=grammar)).structured_outputs
+    structured = params_of(make_job(JobKind.LOCAL, grammar=grammar)).structured_outputs
     assert structured is not None
     assert getattr(structured, field) == value
 
 
 def test_an_unknown_grammar_is_the_clients_fault() -> None:
     with pytest.raises(ValueError, match="'poem' is not known"):
-        sampling_params(make_job(JobKind.LOCAL, grammar=Grammar(kind="poem")))
+        params_of(make_job(JobKind.LOCAL, grammar=Grammar(kind="poem")))
 
 
 def test_what_vllm_refuses_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="top_p"):
-        sampling_params(make_job(JobKind.LOCAL, top_p=1.5))
+        params_of(make_job(JobKind.LOCAL, top_p=1.5))
 
 
 async def test_and_the_engine_says_that_the_request_is_at_fault() -> None:
@@ -170,3 +174,17 @@ async def test_and_the_engine_says_that_the_request_is_at_fault() -> None:
     with pytest.raises(InvalidRequest, match="top_p"):
         await anext(engine.run(make_job(JobKind.LOCAL, top_p=1.5)))
     engine._thread.shutdown()
+
+
+def test_a_runner_that_draws_by_position_gets_the_seed_itself() -> None:
+    params = sampling_params(make_job(JobKind.DECODE, seed=77), native_seeds=True)
+    assert params.seed == 77
+    assert params.extra_args is not None
+    assert "pdd" not in params.extra_args
+
+
+def test_a_runner_with_stateful_draws_gets_the_seed_by_the_keyed_sampler() -> None:
+    params = sampling_params(make_job(JobKind.DECODE, seed=77), native_seeds=False)
+    assert params.seed is None
+    assert params.extra_args is not None
+    assert params.extra_args["pdd"] == {"seed": 77, "first_output_index": 1}

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from pdd.connector.worker_side import WorkerSettings
-    from pdd.engine.vllm_settings import KEYED_SAMPLER, VllmSettings, engine_args
+    from pdd.engine.vllm_settings import VllmSettings, engine_args
 
 TRANSFER = TransferSettings(faults=TransferFaults(delay_s=2.0))
 WORKER = WorkerSettings(
@@ -58,13 +58,6 @@ def test_an_operators_extra_argument_wins_but_not_over_the_transfer() -> None:
     args = engine_args(make_settings(max_num_seqs=8, extra=extra), WORKER)
     assert args["max_num_seqs"] == 3
     assert args["kv_transfer_config"]["kv_connector"] == "PddConnector"
-
-
-def test_the_keyed_sampler_is_for_the_runner_that_cannot_continue_a_seed() -> None:
-    assert engine_args(make_settings(cpu_cores=(0,)), WORKER)["logits_processors"] == [
-        KEYED_SAMPLER
-    ]
-    assert "logits_processors" not in engine_args(make_settings(), WORKER)
 
 
 def test_the_worker_half_gets_back_what_the_daemon_wrote() -> None:
