@@ -53,7 +53,7 @@ from pdd.transfer.share import Share
 from pdd.transfer.shared import SharedSlots, attach, host_id
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
-from pdd.transfer.values import Peer, PeerId, Reason, TransferEvent
+from pdd.transfer.values import Connection, Peer, PeerId, Reason, TransferEvent
 from pdd.wire.address import RankAddress, unpack_address
 from pdd.wire.control import Grant, pack_control, unpack_control
 from pdd.wire.record import RECORD_BYTES, Record, RecordKind, pack_record
@@ -101,6 +101,27 @@ class _Outbox:
     """What is yet to be posted to one peer, in order, each not before its time."""
 
     waiting: deque[tuple[float, SendRecord | SendChunk]] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """How fast chunks come in from one peer, counted only while some are on their way."""
+
+    received_bytes: int = 0
+    busy_s: float = 0.0
+    _outstanding: int = 0
+    _since_s: float = 0.0
+
+    def begin(self, now_s: float) -> None:
+        if self._outstanding == 0:
+            self._since_s = now_s
+        self._outstanding += 1
+
+    def end(self, now_s: float, received_bytes: int) -> None:
+        self._outstanding -= 1
+        self.received_bytes += received_bytes
+        if self._outstanding == 0:
+            self.busy_s += now_s - self._since_s
 
 
 class TransferDriver:
@@ -161,6 +182,7 @@ class TransferDriver:
         )
         self._peers: dict[PeerId, Peer] = {}
         self._outboxes: dict[PeerId, _Outbox] = {}
+        self._flows: dict[PeerId, _Flow] = {}
         self._sending: dict[tuple[int, int], _Sending] = {}
         self._receiving: dict[tuple[int, int], _Receiving] = {}
         self._waiting_in: deque[_Receiving] = deque()
@@ -300,6 +322,26 @@ class TransferDriver:
         if self._transport.in_flight():
             return ACTIVE_POLL_S if sleep_s is None else min(sleep_s, ACTIVE_POLL_S)
         return sleep_s
+
+    def connections(self) -> tuple[Connection, ...]:
+        """Every connected peer, how it is reached, and how fast it has been."""
+        found = []
+        for peer in self._peers:
+            lanes = self._transport.lanes(peer)
+            if not lanes:
+                continue
+            flow = self._flows.get(peer, _Flow())
+            if self._mapped.get(peer) is not None:
+                lanes = (*lanes, "shared_memory")
+            found.append(
+                Connection(
+                    peer=peer,
+                    lanes=lanes,
+                    received_bytes=flow.received_bytes,
+                    bytes_per_s=flow.received_bytes / flow.busy_s if flow.busy_s else 0.0,
+                )
+            )
+        return tuple(found)
 
     def gauges(self) -> dict[str, int]:
         """Sizes of what is held now."""
@@ -505,6 +547,7 @@ class TransferDriver:
             discard=False,
         )
         self._receiving[effect.record.nonce, effect.record.serial] = receiving
+        self._flows.setdefault(effect.peer, _Flow()).begin(self._clock())
         if effect.record.shared_page:
             self._receive_shared(receiving)
         elif not self._post_pieces(receiving):
@@ -596,6 +639,9 @@ class TransferDriver:
         receiving = self._receiving.pop((nonce, serial), None)
         if receiving is None:
             return
+        if not receiving.discard:
+            size = receiving.record.size_bytes if land else 0
+            self._flows[receiving.peer].end(self._clock(), size)
         if receiving in self._waiting_in:
             self._waiting_in.remove(receiving)
         if receiving.record.shared_page:

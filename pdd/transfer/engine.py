@@ -33,7 +33,7 @@ from pdd.transfer.protocol_values import (
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.shared import SharedSlots
 from pdd.transfer.transport import Transport
-from pdd.transfer.values import Peer, SourceReleased, TransferEvent
+from pdd.transfer.values import Connection, Peer, SourceReleased, TransferEvent
 from pdd.wire.address import RankAddress, pack_address
 
 START_TIMEOUT_S = 30.0
@@ -86,6 +86,7 @@ class TransferEngine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._address = b""
+        self._connections: tuple[Connection, ...] = ()
         self._gauges: dict[str, int | float] = {}
         self._thread: threading.Thread | None = None
         self._closing = threading.Lock()  # ``wake`` must not touch a descriptor closed meanwhile
@@ -257,6 +258,15 @@ class TransferEngine:
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and sizes of what is held now."""
         return {**dict(self._counters), **self._gauges}
+
+    def connections(self) -> tuple[Connection, ...]:
+        """Connected peers, as of the call before this one: each call has them looked at anew."""
+
+        def look(driver: TransferDriver) -> None:
+            self._connections = driver.connections()
+
+        self._command(look)
+        return self._connections
 
     # ------------------------------------------------------------------------------ inside
 

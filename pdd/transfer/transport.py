@@ -68,6 +68,10 @@ class Transport(Protocol):
         """End a ``wait``, now or the next. From any thread."""
         ...
 
+    def lanes(self, peer: PeerId) -> tuple[str, ...]:
+        """What the connection to ``peer`` runs on, as ``transport/device``; empty if unknown."""
+        ...
+
     def in_flight(self) -> int:
         """Messages that are not final."""
         ...

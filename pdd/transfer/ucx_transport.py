@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from pdd.core.errors import KVTransferError
+from pdd.transfer.ucx_query import endpoint_lanes
 from pdd.transfer.values import PeerId
 from pdd.wire.tag import HELLO_TAG
 
@@ -257,6 +258,12 @@ class UcxTransport:
             finals.append((posted.token, ok))
         self._posted = still
         return finals
+
+    def lanes(self, peer: PeerId) -> tuple[str, ...]:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or endpoint.lost:
+            return ()
+        return endpoint_lanes(int(endpoint.handle.handle))
 
     def in_flight(self) -> int:
         return len(self._posted)

@@ -94,4 +94,18 @@ class TargetCancelled:
     key: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A connection as it is now. ``bytes_per_s``: while chunks were on their way, 0 if none were.
+
+    ``lanes``: UCX's ``transport/device`` pairs (``tcp/lo``, ``rc_mlx5/mlx5_0:1``), and
+    ``shared_memory`` where payload goes that way.
+    """
+
+    peer: PeerId
+    lanes: tuple[str, ...]
+    received_bytes: int
+    bytes_per_s: float
+
+
 TransferEvent = SourceReleased | TargetCompleted | TargetFailed | TargetCancelled

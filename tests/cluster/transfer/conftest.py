@@ -97,9 +97,13 @@ class Rank:
 
     def wait_for(self, name, value=1):
         """Wait until a counter has reached ``value``."""
+        self.wait_until(lambda: self.engine.stats().get(name, 0) >= value)
+
+    def wait_until(self, condition):
+        """Look every few milliseconds until it holds."""
         end_s = time.monotonic() + WAIT_S
-        while self.engine.stats().get(name, 0) < value:
-            assert time.monotonic() < end_s, f"{name} < {value}: {self.engine.stats()}"
+        while not condition():
+            assert time.monotonic() < end_s, f"after {WAIT_S} s: {self.engine.stats()}"
             time.sleep(0.005)
 
 

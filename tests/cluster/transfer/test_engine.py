@@ -333,3 +333,17 @@ def test_close_is_idempotent_and_poll_then_has_nothing(make_ranks):
         source.engine.close()
     assert source.engine.poll() == []
     source.engine.source_abort("k", "after close")
+
+
+@pytest.mark.parametrize("layout", ["layer", "shared"])
+def test_a_connection_tells_what_it_runs_on_and_how_fast_it_was(make_ranks, layout):
+    source, target = make_ranks(layout=layout)
+    start(source, target)
+    append_all(source)
+    target.next_events()
+    target.wait_until(lambda: target.engine.connections())
+    [connection] = target.engine.connections()
+    assert connection.peer == source.peer.peer_id
+    assert connection.lanes[0] == "tcp/lo"
+    assert ("shared_memory" in connection.lanes) == (layout == "shared")
+    assert connection.bytes_per_s > 0
