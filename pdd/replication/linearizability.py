@@ -27,14 +27,15 @@ class Operation:
     kind: str
     """put, add or get."""
     argument: int = 0
-    called_ms: int
-    answered_ms: int = NEVER
+    called_at: int
+    """Of one clock, in any unit, the same in the whole history."""
+    answered_at: int = NEVER
     result: Value | None = None
     """The list after a put or add, or as read; None while unknown."""
 
     @property
     def is_known(self) -> bool:
-        return self.answered_ms != NEVER
+        return self.answered_at != NEVER
 
 
 def apply_to_model(state: Value, operation: Operation) -> Value:
@@ -49,7 +50,7 @@ def apply_to_model(state: Value, operation: Operation) -> Value:
 
 def find_violation(history: Sequence[Operation]) -> str | None:
     """None when every key's history is linearizable, else the first bad key and its operations."""
-    by_key = sorted(history, key=lambda o: (o.key, o.called_ms, o.client))
+    by_key = sorted(history, key=lambda o: (o.key, o.called_at, o.client))
     for key, operations in groupby(by_key, key=lambda o: o.key):
         relevant = _without_unseen(list(operations))
         if not is_linearizable(relevant):
@@ -67,7 +68,7 @@ def _without_unseen(operations: list[Operation]) -> list[Operation]:
 
 def is_linearizable(operations: Sequence[Operation]) -> bool:
     """``operations`` of one key. Starts from the empty list."""
-    pending = sorted(operations, key=lambda o: o.called_ms)
+    pending = sorted(operations, key=lambda o: o.called_at)
     wanted = sum(1 << n for n, operation in enumerate(pending) if operation.is_known)
     visited: set[tuple[int, Value]] = set()
     stack: list[tuple[int, Value]] = [(0, ())]
@@ -79,10 +80,10 @@ def is_linearizable(operations: Sequence[Operation]) -> bool:
             continue
         visited.add((done, state))
         earliest_answer = min(
-            operation.answered_ms for n, operation in enumerate(pending) if not done >> n & 1
+            operation.answered_at for n, operation in enumerate(pending) if not done >> n & 1
         )
         for n, operation in enumerate(pending):
-            if operation.called_ms > earliest_answer:
+            if operation.called_at > earliest_answer:
                 break
             if done >> n & 1:
                 continue

@@ -160,8 +160,8 @@ def _note(
             key=key,
             kind=kind,
             argument=argument,
-            called_ms=called_us,
-            answered_ms=record.clock_us() if result is not None else NEVER,
+            called_at=called_us,
+            answered_at=record.clock_us() if result is not None else NEVER,
             result=result,
         )
     )

@@ -208,8 +208,8 @@ class Clients:
                 key=client.key,
                 kind=client.kind,
                 argument=client.argument,
-                called_ms=client.called_ms,
-                answered_ms=answered_ms,
+                called_at=client.called_ms,
+                answered_at=answered_ms,
                 result=result,
             )
         )

@@ -19,8 +19,8 @@ from pdd.replication.linearizability import (
 
 def op(
     kind: str,
-    called_ms: int,
-    answered_ms: int = NEVER,
+    called_at: int,
+    answered_at: int = NEVER,
     *,
     argument: int = 0,
     result: Value | None = None,
@@ -31,8 +31,8 @@ def op(
         key=key,
         kind=kind,
         argument=argument,
-        called_ms=called_ms,
-        answered_ms=answered_ms,
+        called_at=called_at,
+        answered_at=answered_at,
         result=result,
     )
 
@@ -137,7 +137,7 @@ def brute_force(operations: list[Operation]) -> bool:
 
 def _respects_time(order: tuple[Operation, ...]) -> bool:
     return all(
-        not later.answered_ms < earlier.called_ms
+        not later.answered_at < earlier.called_at
         for n, earlier in enumerate(order)
         for later in order[n + 1 :]
     )
@@ -162,13 +162,13 @@ def random_history(rng: random.Random) -> list[Operation]:
         time_ms += rng.randint(1, 3)
         operation = op(kind, 0, argument=argument)
         state = apply_to_model(state, operation)
-        called_ms = max(0, time_ms - rng.randint(0, 5))
+        called_at = max(0, time_ms - rng.randint(0, 5))
         unknown = rng.random() < 0.2
         result = state if rng.random() < 0.9 else state[:-1]
         history.append(
             op(
                 kind,
-                called_ms,
+                called_at,
                 NEVER if unknown else time_ms + rng.randint(0, 5),
                 argument=argument,
                 result=None if unknown else result,
