@@ -64,6 +64,13 @@ class Cluster:
         lines = [line for line in text.splitlines() if line.startswith("pdd_node_")]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
+    def wait_until_busy(self, *, within_s: float) -> None:
+        """Wait until some node holds a block or a sequence."""
+        deadline_s = time.monotonic() + within_s
+        while is_idle(self.node_gauges()):
+            assert time.monotonic() < deadline_s, "no node shows any work"
+            time.sleep(0.02)
+
     def wait_until_idle(self, *, within_s: float) -> dict[str, float]:
         """Wait until no node holds a block or a sequence; the gauges of that moment."""
         deadline_s = time.monotonic() + within_s
@@ -77,6 +84,7 @@ class Cluster:
 
 def is_idle(gauges: dict[str, float]) -> bool:
     """All usable blocks free (vLLM keeps one as its null block), no sequence anywhere."""
+    assert any('state="free"' in key for key in gauges), f"no node tells its blocks: {gauges}"
     for key, value in gauges.items():
         if key.startswith("pdd_node_sequences") and value != 0:
             return False
@@ -156,6 +164,25 @@ def descendants(pid: int) -> set[int]:
             found.add(child)
             todo.append(child)
     return found
+
+
+def files_of(pids: set[int]) -> set[str]:
+    """Shared memory and socket files that these processes have open or mapped."""
+    inodes: set[str] = set()
+    found: set[str] = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found |= {line.split()[-1] for line in maps.splitlines() if "/dev/shm/" in line}
+        inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 8 and fields[6] in inodes and fields[7].startswith("/"):
+            found.add(fields[7])
+    return {path for path in found if Path(path).exists()}
 
 
 def logs(state_dir: Path) -> str:

@@ -1,5 +1,6 @@
 """Parameters that a hand-over between engines could get wrong: each equals co-located serving."""
 
+import time
 from typing import Any
 
 import pytest
@@ -110,9 +111,12 @@ def test_a_repeated_prompt_is_found_in_both_caches_and_moves_only_what_is_missin
 
 
 def test_the_stage_times_add_up_and_nothing_is_held_afterwards(pair: Cluster) -> None:
+    began_s = time.monotonic()
     answer = pair.complete("A short tale:", max_tokens=8, temperature=0.0)
+    client_ms = (time.monotonic() - began_s) * 1000
     stages = [answer["usage"]["pdd"][f"{s}_ms"] for s in ("queue", "prefill", "transfer", "decode")]
 
     assert all(stage >= 0 for stage in stages)
-    assert sum(stages) > 0
+    # What is missing is HTTP, tokenising and the way back; nothing may be counted twice.
+    assert client_ms / 2 < sum(stages) <= client_ms
     pair.wait_until_idle(within_s=10.0)

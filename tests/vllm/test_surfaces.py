@@ -143,7 +143,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("case", BAD_BODIES)
-def test_bad_input_is_a_400_that_names_it_and_touches_no_engine(pair: Cluster, case: str) -> None:
+def test_bad_input_is_a_400_that_names_it(pair: Cluster, case: str) -> None:
     body, named = BAD_BODIES[case]
     response = pair.post("/v1/completions", body)
 
