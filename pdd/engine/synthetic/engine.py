@@ -171,6 +171,7 @@ class SyntheticEngine:
             fingerprint={
                 "engine": "synthetic",
                 "model": settings.served_model_name,
+                "tokenizer": settings.tokenizer_digest,
                 "model_seed": str(settings.model_seed),
                 "row_bytes": str(settings.row_bytes),
                 "block_size": str(settings.block_size),

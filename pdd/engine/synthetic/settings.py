@@ -26,6 +26,7 @@ class SyntheticSettings:
     """
 
     served_model_name: str
+    tokenizer_digest: str = ""
     model_seed: int = 0
     block_count: int
     block_size: int = 16

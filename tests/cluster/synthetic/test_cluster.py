@@ -1,0 +1,212 @@
+"""Whole clusters of daemons through the real command line and HTTP, without a model."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.vllm.cluster import Cluster, Node, logs, start_cluster, stop_cluster
+
+WAIT_S = 20.0
+"""How long a test waits for something to happen before it fails; nothing is measured with it."""
+
+LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+STORY = "The old ship sailed around the island. " * 12
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"prompt": "The quick brown fox", "temperature": 0.0},
+    "seeded": {"prompt": "The quick brown fox", "seed": 5, "top_p": 0.9},
+    "unicode": {"prompt": "Größe, naïve café, 東京タワー, 🙂", "temperature": 0.0},
+    "many blocks": {"prompt": STORY, "temperature": 0.0, "logprobs": 2},
+    "several chunks": {"prompt": [300 + 7 * i % 5000 for i in range(5000)], "seed": 2},
+    "one block": {"prompt": list(range(300, 316)), "temperature": 0.0},
+    "one token": {"prompt": [400], "temperature": 0.0},
+    "penalty": {"prompt": "to be or not to be", "temperature": 0.0, "presence_penalty": 1.0},
+    "stop string": {"prompt": "The end of", "temperature": 0.0, "stop": ["ing", "ed"]},
+    "to the end": {"prompt": "Once upon a time", "seed": 9, "max_tokens": 400},
+}
+"""Each is asked twice: the second time with a warm cache."""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one node says that does everything."""
+    cluster = start(tmp_path_factory, "alone", "--prefill", "0", "--decode", "1")
+    try:
+        answers = {name: answer(cluster, fields) for name, fields in CASES.items()}
+        answers["long"] = answer(cluster, {"prompt": STORY, **LONG})
+        return answers
+    finally:
+        stop_cluster(cluster)
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    expected: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Two and two, with steps slow enough for a client to come between them."""
+    step = ("--set", "faults.step_delay_s=0.005")
+    running = start(tmp_path_factory, "pair", "--prefill", "2", "--decode", "2", *step)
+    try:
+        yield running
+    finally:
+        stop_cluster(running)
+
+
+def start(factory: pytest.TempPathFactory, name: str, *options: str) -> Cluster:
+    state_dir = factory.mktemp(name) / "state"
+    return start_cluster(state_dir, "--engine", "synthetic", *options)
+
+
+def answer(cluster: Cluster, fields: dict[str, Any]) -> dict[str, Any]:
+    """The part of an answer that must not depend on where it was computed."""
+    whole = cluster.complete(**{"max_tokens": 30, **fields})
+    return {"choices": whole["choices"], "completion_tokens": whole["usage"]["completion_tokens"]}
+
+
+def stream(
+    cluster: Cluster,
+    fields: dict[str, Any],
+    *,
+    on_token: Callable[[int, dict[str, Any]], None] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Text and usage; ``on_token`` gets the number of events so far and the newest."""
+    body = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    text, usage, count = "", {}, 0
+    with httpx.stream(
+        "POST", f"{cluster.http}/v1/completions", json=body, timeout=WAIT_S
+    ) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, (event, logs(cluster.state_dir))
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                text += choice["text"]
+                count += 1
+                if on_token is not None:
+                    on_token(count, event)
+    return text, usage
+
+
+def wait_until_all_are_ready(cluster: Cluster) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while {row["state"] for row in cluster.node_list()} != {"ready"}:
+        assert time.monotonic() < deadline_s, cluster.node_list()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_nodes_answer_what_one_answers(
+    case: str, cluster: Cluster, expected: dict[str, Any]
+) -> None:
+    for temperature in ("cold", "warm"):
+        assert answer(cluster, CASES[case]) == expected[case], temperature
+    usage = cluster.complete(**{"max_tokens": 30, **CASES[case]})["usage"]
+    path = "local" if case == "penalty" else "disaggregated"
+    assert usage["pdd"]["path"] == path
+    if path == "disaggregated" and usage["completion_tokens"] > 1:
+        assert usage["pdd"]["decode_computed_prompt_tokens"] == 0
+        assert usage["pdd"]["transferred_bytes"] > 0
+
+
+def test_what_the_engine_cannot_do_is_the_client_s_fault(cluster: Cluster) -> None:
+    refused = cluster.post(
+        "/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}}
+    )
+    assert refused.status_code == 400
+    assert "follows no grammar" in refused.json()["error"]["message"]
+
+
+def test_leaving_while_the_prompt_is_computed_frees_everything(cluster: Cluster) -> None:
+    prompt = [300 + 11 * i % 5000 for i in range(16_000)]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{cluster.http}/v1/completions",
+            json={"prompt": prompt, **LONG},
+            timeout=httpx.Timeout(WAIT_S, read=0.1),
+        )
+    cluster.wait_until_idle(within_s=WAIT_S)
+
+
+@pytest.mark.parametrize("event_count", [1, 2, 12])
+def test_leaving_after_some_tokens_frees_everything(cluster: Cluster, event_count: int) -> None:
+    seen = 0
+    with httpx.stream(
+        "POST",
+        f"{cluster.http}/v1/completions",
+        json={"prompt": STORY, **LONG, "stream": True},
+        timeout=WAIT_S,
+    ) as response:
+        for line in response.iter_lines():
+            seen += line.startswith("data: ")
+            if seen == event_count:
+                break
+    cluster.wait_until_idle(within_s=WAIT_S)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_node_that_is_killed_mid_stream_costs_time_and_nothing_else(
+    role: str, cluster: Cluster, expected: dict[str, Any]
+) -> None:
+    wait_until_all_are_ready(cluster)
+
+    def kill(count: int, _event: dict[str, Any]) -> None:
+        if count == (1 if role == "prefill" else 20):
+            for node in busy(cluster, role):
+                os.kill(node, signal.SIGKILL)
+
+    text, usage = stream(cluster, {"prompt": STORY, **LONG}, on_token=kill)
+
+    assert text == expected["long"]["choices"][0]["text"]
+    assert usage["completion_tokens"] == LONG["max_tokens"]
+    if role == "decode":
+        assert usage["pdd"]["path"] == "local", "another node went on after the lost one"
+    wait_until_all_are_ready(cluster)
+    cluster.wait_until_idle(within_s=WAIT_S)
+
+
+def busy(cluster: Cluster, role: str) -> list[int]:
+    """Process ids of the nodes of a role that hold blocks."""
+    listed = [row for row in cluster.node_list() if row["role"] == role]
+    held = [row for row in listed if row["free_block_count"] < row["block_count"] - 1]
+    return [row["pid"] for row in held or listed[:1]]
+
+
+def test_a_flipped_byte_is_noticed_and_changes_no_text(
+    expected: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    flip = ("--set", "faults.transfer_flip_byte_in_chunk=0")
+    damaged = start(tmp_path_factory, "flip", *flip)
+    try:
+        assert answer(damaged, CASES["many blocks"]) == expected["many blocks"]
+        log = (damaged.state_dir / "log" / "decode-0.log").read_text()
+        assert "kv_digest_mismatched" in log
+    finally:
+        stop_cluster(damaged)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("point", ["first_sample", "target_opened"])
+def test_a_crash_at_a_named_point_loses_no_token(
+    point: str, expected: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    crash = ("--set", f"faults.crash_at={point}", "--set", "faults.crash_after_count=1")
+    crashing = start(tmp_path_factory, point, *crash)
+    before: tuple[Node, ...] = crashing.nodes
+    try:
+        text, usage = stream(crashing, {"prompt": STORY, **LONG})
+        assert text == expected["long"]["choices"][0]["text"]
+        assert usage["completion_tokens"] == LONG["max_tokens"]
+        wait_until_all_are_ready(crashing)
+        after = {row["pid"] for row in crashing.node_list()}
+        assert after - {node.pid for node in before}, "nobody has died"
+    finally:
+        stop_cluster(crashing)

@@ -1,0 +1,148 @@
+"""Random histories of the synthetic engine's batch: blocks are conserved, everybody gets done.
+
+The driver's part (transfers, tokens) is played by the machine, in any order the real one allows.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pdd.connector.params import JobKind
+from pdd.engine.synthetic.batch import Batch
+from pdd.engine.synthetic.ledger import BlockLedger
+from pdd.engine.synthetic.sequence import Sequence, SequencePhase
+from tests.unit.engine.synthetic_jobs import make_job
+
+BLOCK_COUNT, BLOCK_SIZE, BUDGET = 24, 4, 20
+
+
+class BatchMachine(RuleBasedStateMachine):
+    """A small pool that is always too full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = Batch(
+            ledger=BlockLedger(block_count=BLOCK_COUNT + 1),
+            block_size=BLOCK_SIZE,
+            max_num_batched_tokens=BUDGET,
+            max_num_seqs=4,
+            prefix_caching=True,
+        )
+        self.arrivals = 0
+        self.sending: dict[str, Sequence] = {}  # keys whose blocks a transfer may read
+        self.ending: set[str] = set()  # transfers that were told to end, or have nothing to read
+        self.loading: dict[str, Sequence] = {}
+        self.cancelled_loads: set[str] = set()
+
+    @rule(
+        length=st.integers(1, 40),
+        same=st.integers(0, 2),
+        kind=st.sampled_from(list(JobKind)),
+        salt=st.sampled_from(["", "tenant"]),
+        priority=st.integers(-1, 1),
+    )
+    def add(self, length: int, same: int, kind: JobKind, salt: str, priority: int) -> None:
+        prompt = [same * 1000 + index for index in range(length)]
+        key = f"r{self.arrivals}/0"
+        job = make_job(prompt, key=key, kind=kind, cache_salt=salt, priority=priority)
+        one = Sequence(job=job, arrival=self.arrivals, tokens=prompt)
+        self.arrivals += 1
+        if kind is JobKind.PREFILL:
+            one.source_open = True
+            self.sending[key] = one
+        self.batch.add(one)
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        plan = self.batch.plan()
+        assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= BUDGET
+        assert self.batch.running_count <= 4
+        for one in plan.aborted:
+            self.ending.add(one.key)
+        for one in plan.reserved:
+            self.loading[one.key] = one
+        for chunk in plan.chunks:
+            one = chunk.sequence
+            assert one.computed == chunk.start < chunk.end <= len(one.tokens)
+            assert chunk.end <= len(one.blocks) * BLOCK_SIZE
+            self.batch.commit(one, chunk.end)
+            if one.source_open:
+                one.sent_block_count = len(one.blocks)
+            if one.remaining == 0:
+                one.tokens.append(5000 + len(one.tokens))
+                if one.job.kind is JobKind.PREFILL or data.draw(st.booleans()):
+                    self.batch.end(one, handed_over=True)
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data())
+    def load(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.loading)))
+        one = self.loading.pop(key)
+        one.tokens.append(9)
+        last = -(-one.given_count // BLOCK_SIZE) - 1
+        bad = data.draw(st.none() | st.integers(one.loads_from_index, last))
+        self.batch.loaded(one, first_bad_index=bad)
+
+    @precondition(lambda self: list(self.batch.sequences()))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(sorted(self.batch.sequences(), key=lambda one: one.key)))
+        if one.phase is SequencePhase.LOADING:
+            del self.loading[one.key]
+            self.cancelled_loads.add(one.key)
+        self.batch.end(one, handed_over=False)
+        if one.key in self.sending:
+            self.ending.add(one.key)
+
+    @precondition(lambda self: self.sending)
+    @rule(data=st.data())
+    def transfer_ends(self, data: st.DataObject) -> None:
+        """Fetched, given up, or out of time: the source's blocks are read no more."""
+        key = data.draw(st.sampled_from(sorted(self.sending)))
+        self.release_source(key)
+
+    @precondition(lambda self: self.cancelled_loads)
+    @rule()
+    def cancelled_load_is_quiet(self) -> None:
+        self.batch.transfer_quiet(self.cancelled_loads.pop())
+
+    def release_source(self, key: str) -> None:
+        one = self.sending.pop(key)
+        self.ending.discard(key)
+        one.source_open = False
+        self.batch.transfer_quiet(key)
+
+    @invariant()
+    def blocks_are_conserved(self) -> None:
+        self.batch.check()
+        assert self.batch.ledger.counts().total == BLOCK_COUNT
+
+    def teardown(self) -> None:
+        """When every transfer has ended, whoever is left gets done and nothing stays held."""
+        for _ in range(400):
+            for key in list(self.sending):
+                self.release_source(key)
+            while self.cancelled_loads:
+                self.batch.transfer_quiet(self.cancelled_loads.pop())
+            for key in list(self.loading):
+                one = self.loading.pop(key)
+                one.tokens.append(9)
+                self.batch.loaded(one, first_bad_index=None)
+            if not list(self.batch.sequences()):
+                break
+            plan = self.batch.plan()
+            for one in plan.reserved:
+                self.loading[one.key] = one
+            for chunk in plan.chunks:
+                self.batch.commit(chunk.sequence, chunk.end)
+                if chunk.sequence.remaining == 0:
+                    self.batch.end(chunk.sequence, handed_over=True)
+        assert not list(self.batch.sequences()), "a sequence never gets its turn"
+        self.batch.check()
+        assert self.batch.ledger.available_count == BLOCK_COUNT
+
+
+BatchMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+)
+TestBatch = BatchMachine.TestCase
