@@ -240,7 +240,8 @@ def _fields_of(operation: Operation) -> list[Any]:
 
 
 def _decode_one(fields: Any) -> Operation:
-    if not isinstance(fields, list) or not fields or fields[0] not in _CHECKS:
+    is_known = isinstance(fields, list) and fields and type(fields[0]) is int
+    if not is_known or fields[0] not in _CHECKS:
         raise EntryError(f"unknown operation {_short(fields)}")
     made, checks = _CHECKS[fields[0]]
     if len(fields) != len(checks) + 1:

@@ -1,0 +1,94 @@
+"""The hash table: growth, spilled keys, bounds, and what it weighs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdd.directory.table import NO_ROW, KeyTable, as_words
+
+ROOT = Path(__file__).parents[3]
+
+
+def random_keys(count: int, *, seed: int) -> np.ndarray:
+    return as_words(np.random.default_rng(seed).bytes(16 * count))
+
+
+def ones(count: int) -> np.ndarray:
+    return np.ones(count, dtype=np.uint32)
+
+
+def test_keys_keep_their_rows_while_the_table_grows_a_thousandfold() -> None:
+    table = KeyTable(max_key_count=50_000)
+    keys = random_keys(50_000, seed=1)
+    rows = [
+        table.insert(keys[start : start + 700], ones(len(keys[start : start + 700])))
+        for start in range(0, 50_000, 700)
+    ]
+    assert (table.find(keys) == np.concatenate(rows)).all()
+    assert (table.find(random_keys(1000, seed=2)) == NO_ROW).all()
+    assert table.key_count == 50_000
+
+
+def test_keys_that_fall_into_one_bucket_are_all_found_and_all_freed() -> None:
+    # Equal high halves: one bucket for ever, however many splits.
+    keys = random_keys(300, seed=3).copy()
+    keys[:, 0] = 77
+    table = KeyTable(max_key_count=5000)
+    rows = table.insert(keys, ones(300))
+    table.insert(random_keys(4000, seed=4), ones(4000))
+    assert (table.find(keys) == rows).all()
+    table.free(rows[::2])
+    assert (table.find(keys[::2]) == NO_ROW).all()
+    assert (table.find(keys[1::2]) == rows[1::2]).all()
+    table.free(rows[1::2])
+    assert table.key_count == 4000
+
+
+def test_keys_whose_tag_is_zero_or_equal_to_anothers_are_told_apart() -> None:
+    keys = random_keys(40, seed=5).copy()
+    keys[:, 0] = 5  # one bucket
+    keys[:20, 1] &= np.uint64(2**48 - 1)  # tag 0
+    keys[20:, 1] |= np.uint64(0xFFFF << 48)  # one tag
+    table = KeyTable(max_key_count=100)
+    rows = table.insert(keys[::2], ones(20))
+    found = table.find(keys)
+    assert (found[::2] == rows).all()
+    assert (found[1::2] == NO_ROW).all()
+
+
+def test_freed_rows_are_used_again_and_their_old_keys_are_gone() -> None:
+    table = KeyTable(max_key_count=1000)
+    old, new = random_keys(1000, seed=6), random_keys(1000, seed=7)
+    table.free(table.insert(old, ones(1000)))
+    assert len(table.insert(new, ones(1000))) == 1000
+    assert (table.find(old) == NO_ROW).all()
+    assert (table.find(new) != NO_ROW).all()
+    assert table.row_end == 1000
+
+
+def test_at_the_bound_the_first_keys_get_the_last_rows() -> None:
+    table = KeyTable(max_key_count=10)
+    keys = random_keys(15, seed=8)
+    assert len(table.insert(keys, ones(15))) == 10
+    assert ((table.find(keys) == NO_ROW) == (np.arange(15) >= 10)).all()
+
+
+@pytest.mark.parametrize("bound", [0, 2**31])
+def test_a_bound_that_rows_cannot_count_is_refused(bound: int) -> None:
+    with pytest.raises(ValueError, match=f"max_key_count is {bound}"):
+        KeyTable(max_key_count=bound)
+
+
+def test_a_key_costs_less_than_64_bytes_all_in() -> None:
+    # 400,000 keys, each on 1.5 of 1,000 nodes, in a fresh process: what the kernel says it grew by.
+    code = """
+from pdd.cli.bench_directory import measure
+print(measure(400_000, 1000, 1)["bytes_per_key"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert 30 < float(done.stdout) < 64
