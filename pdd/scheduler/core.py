@@ -8,6 +8,7 @@ and draws no random numbers. Invariants, checked by ``check``:
 * no effect names a node that is not a member.
 """
 
+from bisect import insort
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import assert_never
@@ -58,7 +59,8 @@ from pdd.scheduler.requests import Phase, Request
 class SchedulerSettings:
     """Bounds of the core.
 
-    ``queue_request_count_max``: requests that wait for room; one more is answered 429.
+    ``queue_request_count_max``: requests that wait for room; one more is answered 429, whatever
+    its priority. Requests that are planned anew keep their place beyond it.
     ``attempt_count_max``: placements of one request before it is failed.
     ``retry_pause_s``: how long a request keeps away from a node whose engine failed it: long enough
     for a dying engine to be noticed, so that it cannot use up all attempts first.
@@ -78,7 +80,8 @@ class SchedulerCore:
         self._settings = settings or SchedulerSettings()
         self.nodes: dict[NodeName, Node] = {}
         self.requests: OrderedDict[RequestId, Request] = OrderedDict()
-        self._queue: deque[RequestId] = deque()
+        self._queue: list[RequestId] = []  # sorted by _turn
+        self._arrival_count = 0
         self._completions_s: deque[float] = deque(maxlen=64)
 
     def step(self, event: Event, *, now_s: float) -> list[Effect]:
@@ -161,8 +164,7 @@ class SchedulerCore:
         node.state = NodeState.LOST
         node.state_reason = reason
         effects: list[Effect] = []
-        # Each goes to the head of the queue, so the oldest comes last.
-        for request_id in reversed(list(node.leases)):
+        for request_id in list(node.leases):
             request = self.requests[request_id]
             if request.phase is Phase.DECODING and node.name != request.runs_on():
                 node.release(request_id)
@@ -173,7 +175,8 @@ class SchedulerCore:
     # --- requests ----------------------------------------------------------------------------
 
     def _on_arrived(self, event: RequestArrived, now_s: float) -> list[Effect]:
-        request = Request(request=event.request, arrived_s=now_s)
+        self._arrival_count += 1
+        request = Request(request=event.request, arrived_s=now_s, arrival_index=self._arrival_count)
         request_id = event.request.request_id
         assert request_id not in self.requests, f"request id {request_id} is in use"
         if len(self._queue) >= self._settings.queue_request_count_max:
@@ -197,14 +200,16 @@ class SchedulerCore:
             )
             return [Fail(request_id=request_id, error=error)]
         self.requests[request_id] = request
-        self._queue.append(request_id)
+        self._enqueue(request)
         return []
 
     def _place_waiting(self, now_s: float) -> list[Effect]:
-        """First come, first served: nobody overtakes a request that waits for room.
+        """In the order of ``_turn``: nobody overtakes a request that waits for room.
 
+        So one class is served first come, first served, and a request starves only while more
+        urgent ones keep coming; waiting does not make it more urgent, its deadline ends its wait.
         One that no present node can hold, or that keeps away from a node which failed it, is
-        passed by; its deadline bounds its wait.
+        passed by.
         """
         effects: list[Effect] = []
         for request_id in list(self._queue):
@@ -378,7 +383,7 @@ class SchedulerCore:
         return [*self._cancels(request), *self._end(request), self._fail(request, error)]
 
     def _try_again(self, request: Request, why: str) -> list[Effect]:
-        """Give up the present attempt; queue the next one ahead of everybody else."""
+        """Give up the present attempt; queue the next one ahead of everybody new."""
         effects: list[Effect] = [*self._cancels(request)]
         parameter = looks_back(request.request.sampling)
         if request.generation + 1 >= self._settings.attempt_count_max:
@@ -389,7 +394,7 @@ class SchedulerCore:
             self._release(request)
             request.enter(Phase.QUEUED)
             request.generation += 1
-            self._queue.appendleft(request.request.request_id)
+            self._enqueue(request)
             return effects
         return [*effects, *self._end(request), self._fail(request, RequestFailed(why))]
 
@@ -411,6 +416,14 @@ class SchedulerCore:
         return effects
 
     # --- helpers -----------------------------------------------------------------------------
+
+    def _enqueue(self, request: Request) -> None:
+        insort(self._queue, request.request.request_id, key=self._turn)
+
+    def _turn(self, request_id: RequestId) -> tuple[bool, int, int]:
+        """Place in the queue: interrupted requests, then lower priority, then earlier arrival."""
+        request = self.requests[request_id]
+        return request.generation == 0, request.request.priority, request.arrival_index
 
     def _current(self, request_id: RequestId, generation: int) -> Request | None:
         """The request, unless it is over or the news is from an older attempt."""
@@ -458,6 +471,7 @@ class SchedulerCore:
 
     def check(self) -> None:
         """Assert the invariants; for tests and for idle moments."""
+        assert self._queue == sorted(self._queue, key=self._turn), "the queue is out of order"
         queued = set(self._queue)
         assert len(queued) == len(self._queue), "a request is queued twice"
         for request_id, request in self.requests.items():

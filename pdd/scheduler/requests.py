@@ -31,11 +31,13 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 class Request:
     """State of one request over all its attempts.
 
+    ``arrival_index``: counts all requests; equal times would leave their order open.
     ``rests_until_s``: when a node whose engine failed this request may be given it again.
     """
 
     request: GenerateRequest
     arrived_s: float
+    arrival_index: int = 0
     phase: Phase = Phase.QUEUED
     generation: int = 0
     announced: bool = False

@@ -5,7 +5,7 @@ accepted request is announced once and ended once, that effects name live nodes,
 are bounded, and, at the end, that nothing is stuck.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -146,16 +146,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([16, 1, 2, 150]),
         deadline_s=st.sampled_from([600.0, 600.0, 60.0, 4.0]),
         looks_back=st.sampled_from([False, False, True]),
+        priority=st.sampled_from([0, 0, 1, -1]),
     )
     def a_request_arrives(
-        self, prompt: int, max_tokens: int, deadline_s: float, looks_back: bool
+        self, prompt: int, max_tokens: int, deadline_s: float, looks_back: bool, priority: int
     ) -> None:
-        request = make_request(
-            f"r{len(self.known)}",
-            prompt_token_count=prompt,
-            max_tokens=max_tokens,
-            deadline_s=deadline_s,
-            presence_penalty=0.5 if looks_back else 0.0,
+        request = replace(
+            make_request(
+                f"r{len(self.known)}",
+                prompt_token_count=prompt,
+                max_tokens=max_tokens,
+                deadline_s=deadline_s,
+                presence_penalty=0.5 if looks_back else 0.0,
+            ),
+            priority=priority,
         )
         waiting = self.core.queued_request_count
         self.known[request.request_id] = Known(arrived_s=self.now_s, deadline_s=deadline_s)

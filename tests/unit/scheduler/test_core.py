@@ -1,5 +1,6 @@
 """What each event does: SchedulerCore, one table row at a time."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -295,6 +296,58 @@ class TestAdmission:
         arrive(cluster)
         with pytest.raises(AssertionError, match="r1 is in use"):
             arrive(cluster)
+
+
+def arrive_with(cluster: Cluster, request_id: str, *, priority: int) -> list[Effect]:
+    request = replace(make_request(request_id), priority=priority)
+    return cluster.step(RequestArrived(request=request))
+
+
+def places(cluster: Cluster, *, holder: str = "running") -> list[str]:
+    """Who is placed, in order, when the one that holds all room ends."""
+    effects = cluster.step(RequestCancelled(request_id=RequestId(holder)))
+    return [effect.request.request_id for effect in effects if isinstance(effect, Submit)]
+
+
+class TestPriority:
+    def full_cluster(self) -> Cluster:
+        cluster = Cluster("decode-0")
+        arrive(cluster, "running", prompt_token_count=1500, max_tokens=100)
+        return cluster
+
+    def test_lower_runs_earlier_and_equals_run_by_arrival(self) -> None:
+        cluster = self.full_cluster()
+        waiting = {"a": 0, "b": -1, "c": 5, "d": -1, "e": 0, "f": -2}
+        for name, priority in waiting.items():
+            assert arrive_with(cluster, name, priority=priority) == []
+        assert places(cluster) == ["f", "b", "d", "a", "e", "c"]
+
+    def test_nobody_starves_within_a_class(self) -> None:
+        """One leaves, one comes, for ever: whoever waits moves up each time."""
+        cluster = Cluster(make_joined("decode-0", max_num_seqs=1))
+        placed = ["r0"]
+        arrive_with(cluster, "r0", priority=3)
+        for index in range(1, 4):
+            arrive_with(cluster, f"r{index}", priority=3)
+        for index in range(4, 40):
+            arrive_with(cluster, f"r{index}", priority=3)
+            placed += places(cluster, holder=placed[-1])
+        assert placed == [f"r{index}" for index in range(37)]
+
+    def test_an_interrupted_request_goes_before_every_new_one(self) -> None:
+        cluster = Cluster(make_joined("decode-0", max_num_seqs=1))
+        arrive_with(cluster, "old", priority=9)
+        arrive_with(cluster, "urgent", priority=-9)
+        effects = cluster.step(lost("decode-0"))
+        effects += cluster.step(make_joined("decode-0", boot_epoch=2, max_num_seqs=1))
+        assert only(effects, Submit).request.request_id == "old"
+
+    def test_an_urgent_request_is_refused_by_a_full_queue_too(self) -> None:
+        cluster = Cluster("decode-0", queue_request_count_max=1)
+        arrive(cluster, "running", prompt_token_count=1500, max_tokens=100)
+        arrive_with(cluster, "waiting", priority=9)
+        error = only(arrive_with(cluster, "urgent", priority=-9), Fail).error
+        assert isinstance(error, AdmissionRejected)
 
 
 class TestCancellation:
