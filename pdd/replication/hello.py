@@ -35,7 +35,7 @@ def check_hello(hello: ReplicaHello, config: RaftConfig) -> None:
         )
     if hello.replica not in config.peers:
         raise HelloRefusedError(
-            f"{hello.replica!r} is none of {config.node!r}'s peers {list(config.peers)}"
+            f"{hello.replica!r} is none of the peers of {config.node!r}: {list(config.peers)}"
         )
     if hello.voters_hash != voters_hash(config.voters):
         raise HelloRefusedError(

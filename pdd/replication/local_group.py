@@ -45,7 +45,7 @@ class LocalGroup:
         """``driver``: fields of `DriverSettings`, for every replica."""
         self.directory = directory
         self._driver = dict(driver or {})
-        self._cluster_id = f"local-{secrets.token_hex(4)}"
+        self.cluster_id = f"local-{secrets.token_hex(4)}"
         ports = free_ports(count)
         self._members = {
             name: _Member(name, f"127.0.0.1:{port}", directory / name)
@@ -98,7 +98,7 @@ class LocalGroup:
         settings = {
             "node": name,
             "addresses": self.addresses,
-            "cluster_id": self._cluster_id,
+            "cluster_id": self.cluster_id,
             "data_dir": str(member.data_dir),
             "is_new_cluster": not member.has_started_before,
             **self._driver,
