@@ -21,6 +21,8 @@ class Inference(Protocol):
         Closing the iterator early (``aclose``) cancels the request on every node.
 
         Raises:
+            InvalidRequest: no node of this cluster could ever hold it, before ``Planned``; or an
+                engine refuses its parameters, then at any time.
             AdmissionRejected, NodeUnavailable: before ``Planned``; nothing was started.
             RequestFailed, DeadlineExceeded: at any time; the request is over on every node.
         """

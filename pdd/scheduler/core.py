@@ -23,7 +23,7 @@ from pdd.core.errors import (
 )
 from pdd.core.frames import Finish, FinishReason
 from pdd.core.identity import NodeName, NodeState, RequestId, Role
-from pdd.core.requests import Path, Plan
+from pdd.core.requests import GenerateRequest, Path, Plan
 from pdd.scheduler.effects import (
     Announce,
     Cancel,
@@ -61,7 +61,9 @@ class SchedulerSettings:
 
     ``queue_request_count_max``: requests that wait for room; one more is answered 429, whatever
     its priority. Requests that are planned anew keep their place beyond it.
-    ``attempt_count_max``: placements of one request before it is failed.
+    ``attempt_count_max``: attempts of one request that nodes may fail before it is given up. An
+    attempt that ended because its node was lost does not count (a rolling restart may take every
+    node away once); the request's deadline bounds those.
     ``retry_pause_s``: how long a request keeps away from a node whose engine failed it: long enough
     for a dying engine to be noticed, so that it cannot use up all attempts first.
     ``node_silence_s``: a node that reports nothing for so long is treated as lost.
@@ -192,13 +194,7 @@ class SchedulerCore:
             ]
         verdict = place(event.request, self.nodes.values(), emitted_token_count=0)
         if isinstance(verdict, NoRoom) and not verdict.ever:
-            ready = [n for n in self.nodes.values() if n.role is Role.DECODE and n.takes_work]
-            error: PddError = (
-                InvalidRequest(verdict.reason, field="max_tokens", code="context_length_exceeded")
-                if ready
-                else NodeUnavailable(f"{verdict.reason}: start one, or try again later")
-            )
-            return [Fail(request_id=request_id, error=error)]
+            return [Fail(request_id=request_id, error=self._refusal(event.request, verdict))]
         self.requests[request_id] = request
         self._enqueue(request)
         return []
@@ -377,6 +373,7 @@ class SchedulerCore:
             case FailureKind.ENGINE:
                 identity = self.nodes[event.node].identity
                 request.rests_until_s[identity] = now_s + self._settings.retry_pause_s
+                request.failed_attempt_count += 1
                 return self._try_again(request, f"node {event.node}: {event.message}")
             case _:
                 assert_never(event.kind)
@@ -386,8 +383,8 @@ class SchedulerCore:
         """Give up the present attempt; queue the next one ahead of everybody new."""
         effects: list[Effect] = [*self._cancels(request)]
         parameter = looks_back(request.request.sampling)
-        if request.generation + 1 >= self._settings.attempt_count_max:
-            why = f"{why}; gave up after {request.generation + 1} attempts"
+        if request.failed_attempt_count >= self._settings.attempt_count_max:
+            why = f"{why}; gave up after {request.failed_attempt_count} failed attempts"
         elif request.first_token_s is not None and parameter is not None:
             why = f"{why}; output with {parameter} cannot be continued on another engine"
         else:
@@ -416,6 +413,25 @@ class SchedulerCore:
         return effects
 
     # --- helpers -----------------------------------------------------------------------------
+
+    def _refusal(self, request: GenerateRequest, verdict: NoRoom) -> PddError:
+        """The client's fault only if no decode node that is known could ever hold the request."""
+        tokens = len(request.prompt_token_ids) + request.sampling.max_tokens
+        decodes = [node for node in self.nodes.values() if node.role is Role.DECODE]
+        absent = sorted(
+            node.name
+            for node in decodes
+            if not node.takes_work and tokens <= node.token_count_max()
+        )
+        if absent:
+            return NodeUnavailable(
+                f"{verdict.reason}; {absent[0]} could hold it and is not ready: try again later"
+            )
+        if any(node.takes_work for node in decodes):
+            return InvalidRequest(
+                verdict.reason, field="max_tokens", code="context_length_exceeded"
+            )
+        return NodeUnavailable(f"{verdict.reason}: start one, or try again later")
 
     def _enqueue(self, request: Request) -> None:
         insort(self._queue, request.request.request_id, key=self._turn)

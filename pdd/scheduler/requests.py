@@ -40,6 +40,7 @@ class Request:
     arrival_index: int = 0
     phase: Phase = Phase.QUEUED
     generation: int = 0
+    failed_attempt_count: int = 0
     announced: bool = False
     plan: Plan | None = None
     prefill: NodeName | None = None

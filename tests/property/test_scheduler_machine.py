@@ -2,7 +2,7 @@
 
 The book-keeper knows only what a driver sees: events in, effects out. It checks that every
 accepted request is announced once and ended once, that effects name live nodes, that attempts
-are bounded, and, at the end, that nothing is stuck.
+that nodes fail are bounded, and, at the end, that nothing is stuck.
 """
 
 from dataclasses import dataclass, replace
@@ -268,7 +268,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id, request in self.core.requests.items():
             known = self.known[request_id]
             assert not known.ended, f"{request_id} lives on after its end"
-            assert request.generation < ATTEMPT_COUNT_MAX
+            assert request.failed_attempt_count < ATTEMPT_COUNT_MAX
+            assert request.failed_attempt_count <= request.generation
         for request_id, known in self.known.items():
             assert known.ended or request_id in self.core.requests, f"{request_id} was forgotten"
         for node in self.core.nodes.values():

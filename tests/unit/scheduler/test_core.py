@@ -238,6 +238,18 @@ class TestAdmission:
         assert "101" in str(error)
         assert "100" in str(error)
 
+    @pytest.mark.parametrize("others", [(), ("prefill-0",)])
+    def test_one_that_only_a_lost_node_could_hold_may_come_again(
+        self, others: tuple[str, ...]
+    ) -> None:
+        cluster = Cluster(make_joined("decode-0", block_count=11), "decode-1", *others)
+        cluster.step(lost("decode-1"))
+        error = only(arrive(cluster, prompt_token_count=1000), Fail).error
+        assert isinstance(error, NodeUnavailable)
+        assert "decode-1" in str(error)
+        error = only(arrive(cluster, prompt_token_count=1600), Fail).error
+        assert isinstance(error, InvalidRequest), "not even decode-1 could"
+
     def test_it_waits_while_every_decode_node_is_full_and_runs_when_room_comes(self) -> None:
         cluster = Cluster("prefill-0", "decode-0")
         arrive(cluster, "big", prompt_token_count=1500, max_tokens=100)
@@ -552,8 +564,19 @@ class TestJobFailures:
             cluster.step(Tick(), after_s=5.0)
         error = only(cluster.step(failed(generation=2)), Fail).error
         assert isinstance(error, RequestFailed)
-        assert "gave up after 3 attempts" in str(error)
+        assert "gave up after 3 failed attempts" in str(error)
         assert "something broke" in str(error)
+
+    def test_lost_nodes_do_not_count_as_failed_attempts(self) -> None:
+        """A rolling restart of more nodes than a request has attempts."""
+        cluster = Cluster("decode-0", attempt_count_max=2)
+        arrive(cluster)
+        cluster.step(started())
+        for generation in range(6):
+            cluster.step(lost(f"decode-{generation}"))
+            effects = cluster.step(make_joined(f"decode-{generation + 1}"))
+            assert only(effects, Submit).generation == generation + 1
+        assert only(cluster.step(finished("decode-6", generation=6)), Complete)
 
     def test_an_older_attempts_failure_is_ignored(self) -> None:
         cluster = Cluster("decode-0", "decode-1")
