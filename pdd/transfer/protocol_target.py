@@ -66,11 +66,10 @@ from pdd.transfer.values import (
     TargetFailed,
 )
 from pdd.wire.control import Again, Cancel, Grant, Probe, Receipt, Refusal
-from pdd.wire.record import EndReason, Record, RecordKind, unpack_record
+from pdd.wire.record import PIECES_PER_CHUNK, EndReason, Record, RecordKind, unpack_record
 
 OUTSTANDING_CHUNKS = 64
 MAX_CHUNK_BYTES = 64 << 20  # of chunks of several blocks
-PIECES_PER_CHUNK = 4096
 RESUMES = 1
 
 _END_REASONS = {

@@ -21,6 +21,9 @@ from pdd.transfer.pool import ByteArray
 from pdd.transfer.values import PeerId
 from pdd.wire.address import RankAddress
 
+PAGE_BYTES = 4096
+"""Unit of ``Record.shared_page``; slots begin at multiples of it."""
+
 
 def host_id() -> str:
     """Equal for two processes that see each other's ``/proc`` entries as the same user."""
@@ -36,7 +39,7 @@ class SharedSlots:
     """
 
     def __init__(self, *, slot_bytes: int, slot_count: int, per_peer: int) -> None:
-        self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.slot_bytes = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
         self.size_bytes = self.slot_bytes * slot_count
         self._fd = os.memfd_create("pdd-kv", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, self.size_bytes)

@@ -30,6 +30,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 RECORD_BYTES = 64
+PIECES_PER_CHUNK = 4096
+"""Most messages of one chunk. Chunks take their piece numbers from ranges of this size."""
+
 _MAGIC = b"PDR1"
 _LAYOUT = struct.Struct("<4sBBHQIIIIQQQI")
 assert _LAYOUT.size == RECORD_BYTES - 4
