@@ -24,8 +24,9 @@ from pdd.engine.port import Engine, EngineFailed, Job, JobFacts, StepOutput
 log = structlog.get_logger(__name__)
 
 _HANDED_OVER_MAX = 8192
-"""Prefill jobs whose blocks may still be held for a peer; beyond it the oldest are forgotten
-here, and their blocks come back by the transfer's own deadline."""
+"""Prefill jobs whose blocks may still be held for a peer: from the handover until the scheduler
+cancels them, which it does when the decode node is ready or gone. Beyond the bound the oldest are
+forgotten here, and their blocks come back by the transfer's own deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,11 @@ class NodeJobs:
         """Jobs that have not ended."""
         return len(self._running)
 
+    @property
+    def handed_over_count(self) -> int:
+        """Prefill jobs that have ended and whose blocks a peer may still fetch."""
+        return len(self._handed_over)
+
     def submit(self, request_id: RequestId, generation: int, job: Job, reports: JobReports) -> None:
         """Start a job. A generation that is not newer than the running one is ignored."""
         former = self._running.get(request_id)
@@ -124,7 +130,7 @@ class NodeJobs:
         """Forget a request in whatever phase it is. Idempotent; its blocks follow at once."""
         key, _ = self._handed_over.pop(request_id, (None, None))
         if key is not None:
-            self._engine.drop_source(key, "cancelled by the scheduler")
+            self._engine.drop_source(key, "the scheduler needs it no longer")
         running = self._running.get(request_id)
         if running is None:
             return

@@ -301,8 +301,10 @@ class SchedulerCore:
         request.ready_s = now_s
         request.transferred_bytes = event.transferred_bytes
         assert request.prefill is not None
-        self.nodes[request.prefill].release(event.request_id)
-        return []
+        prefill = self.nodes[request.prefill]
+        prefill.release(event.request_id)
+        # Nobody needs its blocks any more, whether they arrived or are computed anew.
+        return [Cancel(node=prefill.name, request_id=event.request_id)]
 
     def _on_started(self, event: SequenceStarted, now_s: float) -> list[Effect]:
         request = self._current(event.request_id, event.generation)

@@ -99,6 +99,23 @@ async def test_the_client_has_the_first_token_before_the_decode_node_is_ready() 
         await client.leave()
 
 
+async def test_the_prefill_node_forgets_a_job_when_the_decode_node_is_ready() -> None:
+    async with grpc_cluster() as cluster:
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        client = generate(cluster, text_request())
+        run = await prefilled(prefill, decode)
+        assert prefill.jobs.handed_over_count == 1
+        decode.engine.ready("r1/0", transferred_bytes=4096)
+        async with asyncio.timeout(WAIT_S):
+            while prefill.jobs.handed_over_count:  # noqa: ASYNC110 - a counter has no event
+                await asyncio.sleep(0.001)
+        prefill.engine.dropped.clear()
+        await prefill.kill()
+        assert prefill.engine.dropped == {}, "nothing was left to give back"
+        run.feed(out("b", eos=True))
+        assert text_of(await client.all()) == "ab"
+
+
 async def test_everything_that_was_asked_for_reaches_the_engines() -> None:
     async with grpc_cluster() as cluster:
         prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")

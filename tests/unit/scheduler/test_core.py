@@ -161,8 +161,9 @@ class TestTheLifeOfARequest:
         arrive(cluster)
         cluster.step(first_token())
         assert R1 in cluster.core.nodes[NodeName("prefill-0")].leases
-        assert cluster.step(ready()) == []
+        assert outline(cluster.step(ready())) == [("cancel", "prefill-0")]
         assert R1 not in cluster.core.nodes[NodeName("prefill-0")].leases
+        assert cluster.step(ready()) == []
 
     def test_its_end_comes_once_with_what_the_nodes_counted(self) -> None:
         cluster = Cluster("prefill-0", "decode-0")
