@@ -31,6 +31,7 @@ from pdd.scheduler.effects import (
     Disconnect,
     Effect,
     Fail,
+    ForgetNode,
     GiveFirstToken,
     Submit,
 )
@@ -277,6 +278,9 @@ class SchedulerDriver:
                     stream.fail(effect.error)
             case Disconnect():
                 self._disconnect(effect.identity, effect.reason)
+            case ForgetNode():
+                log.info("node_forgotten", node=effect.node)
+                del self._hellos[effect.node]
 
     def _submit(self, effect: Submit) -> None:
         session = self._sessions.get(effect.node)

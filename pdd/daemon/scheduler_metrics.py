@@ -10,7 +10,7 @@ from pdd.daemon.scheduler_driver import SchedulerDriver
 
 
 class ClusterMetrics(Collector):
-    """Gauges by node and state. Labels are bounded by the number of nodes that ever joined."""
+    """Gauges by node and state. Labels are bounded: the scheduler forgets lost nodes in time."""
 
     def __init__(self, driver: SchedulerDriver, *, registry: CollectorRegistry) -> None:
         self._driver = driver

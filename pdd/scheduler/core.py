@@ -31,6 +31,7 @@ from pdd.scheduler.effects import (
     Disconnect,
     Effect,
     Fail,
+    ForgetNode,
     GiveFirstToken,
     StageTimes,
     Submit,
@@ -67,12 +68,16 @@ class SchedulerSettings:
     ``retry_pause_s``: how long a request keeps away from a node whose engine failed it: long enough
     for a dying engine to be noticed, so that it cannot use up all attempts first.
     ``node_silence_s``: a node that reports nothing for so long is treated as lost.
+    ``lost_node_memory_s``: how long a lost node is listed, counted from its last report.
+    ``lost_node_count_max``: lost nodes that are listed; beyond it those lost longest go early.
     """
 
     queue_request_count_max: int = 256
     attempt_count_max: int = 4
     retry_pause_s: float = 1.0
     node_silence_s: float = 10.0
+    lost_node_memory_s: float = 600.0
+    lost_node_count_max: int = 256
 
 
 class SchedulerCore:
@@ -172,6 +177,19 @@ class SchedulerCore:
                 node.release(request_id)
                 continue
             effects += self._try_again(request, f"node {node.name} was lost: {reason}")
+        return effects
+
+    def _forget_lost(self, now_s: float) -> list[Effect]:
+        """So that names which never come back do not pile up here, in listings and in metrics."""
+        lost = [node for node in self.nodes.values() if node.state is NodeState.LOST]
+        lost.sort(key=lambda node: node.seen_s)
+        excess_count = max(len(lost) - self._settings.lost_node_count_max, 0)
+        effects: list[Effect] = []
+        for index, node in enumerate(lost):
+            if index < excess_count or now_s - node.seen_s >= self._settings.lost_node_memory_s:
+                assert not node.leases, f"{node.name} is lost and holds leases"
+                del self.nodes[node.name]
+                effects.append(ForgetNode(node=node.name))
         return effects
 
     # --- requests ----------------------------------------------------------------------------
@@ -405,6 +423,7 @@ class SchedulerCore:
                 reason = f"silent for {silent_s:.1f} s"
                 effects.append(Disconnect(identity=node.identity, reason=reason))
                 effects += self._lose(node, reason)
+        effects += self._forget_lost(now_s)
         for request in list(self.requests.values()):
             if now_s >= request.deadline_s:
                 effects += [

@@ -98,4 +98,11 @@ class Disconnect:
     reason: str
 
 
-Effect = Submit | Cancel | GiveFirstToken | Announce | Complete | Fail | Disconnect
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetNode:
+    """A lost node did not come back: it is no member any more. Should it join, it is a new one."""
+
+    node: NodeName
+
+
+Effect = Submit | Cancel | GiveFirstToken | Announce | Complete | Fail | Disconnect | ForgetNode

@@ -22,6 +22,7 @@ from pdd.scheduler.effects import (
     Disconnect,
     Effect,
     Fail,
+    ForgetNode,
     GiveFirstToken,
     Submit,
 )
@@ -69,6 +70,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 queue_request_count_max=QUEUE_MAX,
                 attempt_count_max=ATTEMPT_COUNT_MAX,
                 node_silence_s=SILENCE_S,
+                lost_node_memory_s=15.0,
+                lost_node_count_max=2,
             )
         )
         self.now_s = 0.0
@@ -316,6 +319,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 known.ended = True
                 if isinstance(effect.error, DeadlineExceeded):
                     assert known.announced or self.now_s - known.arrived_s >= known.deadline_s
+            case ForgetNode():
+                assert effect.node not in self.alive, f"{effect.node} was forgotten and lives"
             case Disconnect():
                 if self.alive.get(effect.identity.name) == effect.identity:
                     del self.alive[effect.identity.name]

@@ -319,6 +319,19 @@ class TestBrokenStreams:
                 lambda: cluster.scheduler.states() == {"decode-0": "lost"}
             )
 
+    async def test_a_node_that_never_came_back_is_forgotten(self) -> None:
+        async with grpc_cluster(lost_node_memory_s=600.0) as cluster:
+            node = await cluster.join("decode-0")
+            await cluster.join("decode-1")
+            await node.kill()
+            await cluster.scheduler.until(lambda: cluster.scheduler.states()["decode-0"] == "lost")
+            driver = cluster.scheduler.driver
+            assert [info.identity.name for info in driver.list_nodes()] == ["decode-0", "decode-1"]
+            cluster.scheduler.core.nodes[NodeName("decode-0")].seen_s -= 600.0
+            driver._step(Tick())
+            assert [info.identity.name for info in driver.list_nodes()] == ["decode-1"]
+            assert list(driver._hellos) == ["decode-1"]
+
     async def test_a_silent_node_is_lost_by_the_clock_and_cut_off(self) -> None:
         async with grpc_cluster(node_silence_s=5.0) as cluster:
             await cluster.join("decode-0")

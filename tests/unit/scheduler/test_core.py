@@ -22,6 +22,7 @@ from pdd.scheduler.effects import (
     Disconnect,
     Effect,
     Fail,
+    ForgetNode,
     GiveFirstToken,
     Submit,
 )
@@ -497,6 +498,32 @@ class TestLosingANode:
             )
         )
         assert cluster.core.nodes[NodeName("decode-0")].state is NodeState.LOST
+
+    def test_a_lost_node_is_listed_for_a_while_and_then_forgotten(self) -> None:
+        cluster = Cluster("decode-0", lost_node_memory_s=600.0)
+        arrive(cluster)
+        cluster.step(lost("decode-0"), after_s=1.0)
+        assert cluster.step(Tick(), after_s=598.0) == []
+        assert list(cluster.core.nodes) == ["decode-0"]
+        effects = cluster.step(Tick(), after_s=1.0)
+        assert only(effects, ForgetNode).node == "decode-0"
+        assert not cluster.core.nodes
+        cluster.step(make_joined("decode-0", boot_epoch=2))
+        assert cluster.core.nodes[NodeName("decode-0")].takes_work
+
+    def test_a_node_that_came_back_is_not_forgotten(self) -> None:
+        cluster = Cluster("decode-0", lost_node_memory_s=5.0, node_silence_s=10.0)
+        cluster.step(lost("decode-0"))
+        cluster.step(make_joined("decode-0", boot_epoch=2), after_s=1.0)
+        assert cluster.step(Tick(), after_s=9.0) == []
+
+    def test_lost_nodes_are_bounded_in_number(self) -> None:
+        cluster = Cluster(lost_node_count_max=2)
+        for index in range(5):
+            cluster.step(make_joined(f"decode-{index}"), after_s=0.5)
+            cluster.step(lost(f"decode-{index}"))
+        cluster.step(Tick())
+        assert list(cluster.core.nodes) == ["decode-3", "decode-4"]
 
     def test_a_degraded_node_still_works_and_says_why(self) -> None:
         cluster = Cluster("decode-0")
