@@ -1,10 +1,24 @@
-"""The raft driver's side of the world: what one replica keeps on disk.
+"""The raft driver's side of the world: disk, network, clients, and the loop that joins them.
 
-errors      what can be wrong with a disk, and what to do about it
-filesystem  the few calls used, as a Protocol; the real one, and a simulated one in the tests
-record      one WAL record: header, checksum, and how a torn write is told from damage
-segment     one preallocated file of records
-wal         the sequence of segments: append, roll, replay, drop what a snapshot covers
-snapshots   snapshot files
-storage     both together: what `Ready` asks to persist, and what a restart finds
+    clients --> client_service --+                    +--> storage (wal, snapshots) --> disk
+                                 v                    |
+    peers ----> peer_service --> driver <--> RaftCore +--> transport (peer_sender) --> peers
+                                                      +--> Applier --> state machine
+
+On disk
+    errors, filesystem, record, batch, segment, wal, replay, snapshots, storage
+    directory_lock   one process per data directory
+    offline          replacing a dead replica, with the group stopped
+Between replicas
+    grpc_options, security, hello, peer_queue, peer_sender, peer_service, snapshot_stream, transport
+Driving
+    inbox, ticks, submissions, driver, client_service
+    replica          one replica put together; replica_main: its process, in tests and drills
+For clients
+    leader_finder, replica_link, client
+Proof
+    linearizability  is this history one that a single copy could have produced?
+    kv_machine       a small state; local_group: replica processes on this machine
+    bench, fsync_probe, percentiles      `pdd bench raft`
+    drill/                               `pdd drill raft`
 """

@@ -24,6 +24,7 @@ from pdd.raft.sessions import SessionedStateMachine
 from pdd.raft.state import Role
 from pdd.raft.values import NO_SNAPSHOT, NodeId
 from pdd.replication.client_service import ClientService
+from pdd.replication.directory_lock import DirectoryLock
 from pdd.replication.driver import Driver, DriverSettings
 from pdd.replication.filesystem import OsFileSystem
 from pdd.replication.grpc_options import SERVER_OPTIONS
@@ -79,6 +80,8 @@ class Replica:
             election_ticks=ELECTION_TICKS,
             heartbeat_ticks=HEARTBEAT_TICKS,
         )
+        # Never released: it ends with the process, so nobody else gets in while a write is on.
+        self._lock = DirectoryLock(settings.data_dir)
         storage, restart = open_storage(
             OsFileSystem(settings.data_dir), self._config, may_create=settings.is_new_cluster
         )

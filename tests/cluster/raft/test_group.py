@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pdd.replication.client import GroupClient, OutcomeUnknownError
 from pdd.replication.hello import make_hello
 from pdd.replication.kv_machine import decode_value, encode_add, encode_get
 from pdd.replication.local_group import POLL_S, LocalGroup
+from pdd.replication.offline import replace_replica
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import RaftStub
 
@@ -148,3 +150,34 @@ async def test_a_message_in_another_replicas_name_ends_the_stream(group: LocalGr
     status = await group.status("replica-0")
     assert status is not None
     assert status.term < 99
+
+
+@pytest.mark.fault
+async def test_a_dead_replica_is_replaced_offline_and_nothing_acknowledged_is_lost(
+    group: LocalGroup,
+) -> None:
+    dead, *others = group.names
+    async with client_of(group) as client:
+        session = await client.open_session(timeout_s=WAIT_S)
+        for number in range(30):
+            await session.execute(encode_add("k", number), timeout_s=WAIT_S)
+    for name in group.names:
+        await group.kill(name)
+    shutil.rmtree(group.data_dir(dead))
+    done = await asyncio.to_thread(
+        replace_replica,
+        NodeId(dead),
+        directory=group.data_dir(dead),
+        survivors={NodeId(name): group.data_dir(name) for name in others},
+        cluster_id=group.cluster_id,
+    )
+    assert done.last_index >= 30
+    # The replaced one and one survivor are a majority: it must hold everything itself.
+    for name in (dead, others[0]):
+        group.start(name)
+    async with client_of(group) as client:
+        value = decode_value(await client.read(encode_get("k"), timeout_s=WAIT_S))
+        assert value == tuple(range(30))
+        group.start(others[1])
+        session = await client.open_session(timeout_s=WAIT_S)
+        await session.execute(encode_add("k", 30), timeout_s=WAIT_S)
