@@ -2,11 +2,13 @@
 
 ::
 
-    engine     the driver: asyncio loop, transfers, step times, faults
+    engine     the driver: asyncio loop, step times, faults
+    transfers  one fate per job from the transfers of all ranks
     batch      which sequences compute what in a step; admission, preemption      (pure)
     ledger     who holds which block; prefix cache; counts of block states        (pure)
     kv_rows    the bytes that a position writes, and what all bytes of a sequence say
     choice     from those bytes to the next token                                 (pure)
+    rules      which jobs are taken, when an output ends                          (pure)
     sequence   one job's state
     model      a tokenizer and configuration as a model folder, made in code
 

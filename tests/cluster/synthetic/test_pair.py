@@ -233,8 +233,7 @@ def has_come_to(phase: str, node: Node, key: str) -> bool:
         case "loading":
             return one.phase is SequencePhase.LOADING
         case "loaded":
-            target = node.engine._targets.get(key)
-            return target is not None and not target.open_ranks
+            return node.engine.transfers.has_arrived(key)
     return one.output_count > 3
 
 

@@ -1,0 +1,316 @@
+"""The transfers of an engine's sequences: one transfer engine per rank, one fate per job.
+
+A prefill job has a *source* from the moment it comes until every rank has released its blocks; a
+decode job has a *target* from its reservation until every rank's transfer has ended and, if the
+job lives, its first token is here. The batch hears ``transfer_quiet`` exactly when no rank can
+touch the blocks of a sequence that is gone.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from pdd.core.identity import NodeIdentity, NodeName
+from pdd.engine.port import PeerControl
+from pdd.engine.synthetic.batch import Batch
+from pdd.engine.synthetic.kv_rows import Pool
+from pdd.engine.synthetic.sequence import Sequence, SequencePhase
+from pdd.transfer.engine import TransferEngine
+from pdd.transfer.pool import BlockPool
+from pdd.transfer.settings import TransferSettings
+from pdd.transfer.values import (
+    Peer,
+    SourceReleased,
+    TargetCancelled,
+    TargetCompleted,
+    TargetFailed,
+)
+
+log = structlog.get_logger(__name__)
+
+_EARLY_FIRST_TOKENS_MAX = 4096
+"""First tokens whose job has not come yet. At the bound the oldest is dropped; its job then runs
+into its deadline and is planned anew."""
+
+_DIGEST_COUNTER = "digest_mismatches"
+
+
+@dataclass(slots=True, kw_only=True)
+class Target:
+    """A decode job's transfers. ``first_bad_index``: the first prompt block that some rank did not
+    get, and ``failed_reason`` why."""
+
+    sequence: Sequence
+    open_ranks: set[int]
+    transferred_bytes: int = 0
+    transfer_s: float = 0.0
+    first_bad_index: int | None = None
+    failed_reason: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Source:
+    sequence: Sequence
+    open_ranks: set[int] = field(default_factory=set)
+
+
+class SequenceTransfers:
+    """All transfers of one engine. Everything is called on the event loop.
+
+    Args:
+        wake: called on the event loop whenever ``take_events`` may have something.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: list[Pool],
+        identity: NodeIdentity,
+        settings: TransferSettings,
+        batch: Batch,
+        block_size: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self._batch = batch
+        self._block_size = block_size
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._send_control: Callable[[PeerControl], None] | None = None
+        self._ranks = [
+            TransferEngine(
+                pool=BlockPool.contiguous(pool.reshape(-1), block_bytes=pool.shape[1]),
+                identity=identity,
+                rank=rank,
+                settings=settings,
+                send_control=self._control_sender(rank),
+                on_event=self._on_event,
+            )
+            for rank, pool in enumerate(pools)
+        ]
+        self._sources: dict[str, _Source] = {}
+        self._targets: dict[str, Target] = {}
+        self._first_tokens: OrderedDict[str, int] = OrderedDict()
+        self._damage_seen = Counter[int]()
+
+    @property
+    def rank_count(self) -> int:
+        """Ranks on this node; a peer must have as many."""
+        return len(self._ranks)
+
+    async def start(self) -> tuple[bytes, ...]:
+        """Start every rank; their UCX addresses. Raises KVTransferError."""
+        return tuple([await asyncio.to_thread(rank.start) for rank in self._ranks])
+
+    async def close(self) -> None:
+        """Stop every rank; open transfers get no further event. Idempotent."""
+        for rank in self._ranks:
+            await asyncio.to_thread(rank.close)
+
+    # --- a prefill job's blocks --------------------------------------------------------------
+
+    def open_source(self, sequence: Sequence) -> None:
+        """Known from the job's arrival on, so that a ticket which comes while the prompt waits its
+        turn is kept until the request's own deadline."""
+        sequence.source_open = True
+        self._sources[sequence.key] = _Source(
+            sequence=sequence, open_ranks=set(range(len(self._ranks)))
+        )
+        for rank in self._ranks:
+            rank.source_open(sequence.key, deadline_s=sequence.job.deadline_s)
+
+    def offer(self, sequence: Sequence) -> None:
+        """Give a prompt's finished blocks to its transfer; the last, partial one with its end."""
+        if not sequence.source_open:
+            return
+        last = sequence.computed >= sequence.given_count
+        size = self._block_size
+        count = -(-sequence.given_count // size) if last else sequence.computed // size
+        if count > sequence.sent_block_count:
+            for rank in self._ranks:
+                rank.source_append(
+                    sequence.key,
+                    first_index=sequence.sent_block_count,
+                    block_ids=sequence.blocks[sequence.sent_block_count : count],
+                    last=last,
+                )
+            sequence.sent_block_count = count
+
+    def abort_source(self, key: str, reason: str) -> None:
+        """Nobody will fetch this job's blocks. Unknown keys are ignored."""
+        if key in self._sources:
+            self._batch.quarantine(key)
+            for rank in self._ranks:
+                rank.source_abort(key, reason)
+
+    # --- a decode job's blocks ---------------------------------------------------------------
+
+    def open_target(self, sequence: Sequence) -> None:
+        """Have the reserved blocks filled that the prefix cache did not have."""
+        source = sequence.job.source
+        assert source is not None, "checked when the job came"
+        first_index = sequence.loads_from_index
+        self._targets[sequence.key] = Target(
+            sequence=sequence, open_ranks=set(range(len(self._ranks)))
+        )
+        identity = NodeIdentity(
+            name=NodeName(source.name), uuid=source.uuid, boot_epoch=source.boot_epoch
+        )
+        for number, rank in enumerate(self._ranks):
+            rank.target_open(
+                sequence.key,
+                source=Peer(
+                    identity=identity,
+                    rank=number,
+                    control_address=source.control_address,
+                    ucx_address=source.ucx_addresses[number],
+                ),
+                first_index=first_index,
+                block_ids=sequence.blocks[first_index:],
+                deadline_s=sequence.job.deadline_s,
+            )
+
+    def cancel_target(self, key: str) -> None:
+        """A loading sequence has ended. Its blocks come back when every rank says so."""
+        target = self._targets[key]
+        for number, rank in enumerate(self._ranks):
+            if number in target.open_ranks:
+                rank.target_cancel(key)
+        self._forget_if_quiet(key, target)
+
+    def first_token(self, key: str, token_id: int) -> None:
+        """Output token 0 of a decode job; may come before the job."""
+        self._first_tokens[key] = token_id
+        while len(self._first_tokens) > _EARLY_FIRST_TOKENS_MAX:
+            self._first_tokens.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        """Drop a first token that nobody will ask for."""
+        self._first_tokens.pop(key, None)
+
+    def has_arrived(self, key: str) -> bool:
+        """Whether a decode job's blocks are final, first token or not."""
+        target = self._targets.get(key)
+        return target is not None and not target.open_ranks
+
+    def take_loaded(self) -> Iterator[Target]:
+        """Decode jobs whose blocks are final and whose first token is here; the token is appended
+        and the sequence joins the batch."""
+        done = [key for key in self._targets if self.has_arrived(key) and key in self._first_tokens]
+        for key in done:
+            target = self._targets.pop(key)
+            target.sequence.tokens.append(self._first_tokens.pop(key))
+            self._batch.loaded(target.sequence, first_bad_index=target.first_bad_index)
+            yield target
+
+    # --- both --------------------------------------------------------------------------------
+
+    def take_events(self) -> None:
+        """Obey what the ranks have told. Raises KVTransferError when one of them has died."""
+        for number, rank in enumerate(self._ranks):
+            events = rank.poll()
+            for event in events:
+                match event:
+                    case SourceReleased():
+                        self._on_source_released(number, event)
+                    case TargetCompleted() | TargetFailed() | TargetCancelled():
+                        self._on_target_ended(number, event)
+            if events:
+                self._note_damage(number, rank)
+
+    def stats(self) -> Counter[str]:
+        """The ranks' counters, added up."""
+        total: Counter[str] = Counter()
+        for rank in self._ranks:
+            total.update(rank.stats())
+        return total
+
+    def on_control(self, send: Callable[[PeerControl], None]) -> None:
+        """Where messages to peers go."""
+        self._send_control = send
+
+    def deliver_control(self, message: PeerControl) -> None:
+        """A message has come in. One for a rank that is not here is from a peer with another
+        number of ranks, whose ticket will be refused."""
+        if message.own_rank < len(self._ranks):
+            self._ranks[message.own_rank].deliver_control(
+                Peer(
+                    identity=message.peer,
+                    rank=message.peer_rank,
+                    control_address=message.peer_address,
+                    ucx_address=message.peer_ucx_address,
+                ),
+                message.payload,
+            )
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _on_source_released(self, number: int, event: SourceReleased) -> None:
+        source = self._sources[event.key]
+        source.open_ranks.discard(number)
+        if not source.open_ranks:
+            del self._sources[event.key]
+            source.sequence.source_open = False  # nothing reads its blocks, should it still run
+            self._batch.transfer_quiet(event.key)
+
+    def _on_target_ended(
+        self, number: int, event: TargetCompleted | TargetFailed | TargetCancelled
+    ) -> None:
+        target = self._targets[event.key]
+        target.open_ranks.discard(number)
+        match event:
+            case TargetCompleted():
+                target.transferred_bytes += event.transferred_bytes
+                target.transfer_s = max(target.transfer_s, event.duration_s)
+            case TargetFailed():
+                target.transferred_bytes += event.transferred_bytes
+                target.failed_reason = target.failed_reason or event.reason.value
+                bad = min(event.bad_indices, default=target.sequence.loads_from_index)
+                known = target.first_bad_index
+                target.first_bad_index = bad if known is None else min(bad, known)
+            case TargetCancelled():
+                pass
+        self._forget_if_quiet(event.key, target)
+
+    def _forget_if_quiet(self, key: str, target: Target) -> None:
+        if not target.open_ranks and target.sequence.phase is SequencePhase.ENDED:
+            del self._targets[key]
+            self._batch.transfer_quiet(key)
+
+    def _note_damage(self, number: int, rank: TransferEngine) -> None:
+        count = int(rank.stats().get(_DIGEST_COUNTER, 0))
+        if count > self._damage_seen[number]:
+            self._damage_seen[number] = count
+            log.warning(
+                "kv_digest_mismatched",
+                rank=number,
+                chunk_count=count,
+                action="asked for the bytes again; at the second time this node computes them",
+            )
+
+    def _control_sender(self, number: int) -> Callable[[Peer, bytes], None]:
+        def hand_over(peer: Peer, payload: bytes) -> None:  # in the transfer thread
+            message = PeerControl(
+                own_rank=number,
+                peer=peer.identity,
+                peer_rank=peer.rank,
+                peer_address=peer.control_address,
+                peer_ucx_address=peer.ucx_address,
+                payload=payload,
+            )
+            self._call_from_thread(lambda: self._control_out(message))
+
+        return hand_over
+
+    def _control_out(self, message: PeerControl) -> None:
+        if self._send_control is not None:  # else lost on the way: the transfer repeats it
+            self._send_control(message)
+
+    def _on_event(self) -> None:  # in the transfer thread
+        self._call_from_thread(self._wake)
+
+    def _call_from_thread(self, call: Callable[[], None]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
