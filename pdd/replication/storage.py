@@ -26,6 +26,11 @@ from pdd.replication.snapshots import (
 )
 from pdd.replication.wal import SEGMENT_BYTES, Wal, create_wal, open_wal, segment_sequences
 
+_ENTRY_PACKING_BYTES = 8
+"""Above what msgpack adds to an entry's `size_bytes`."""
+_BATCH_PACKING_BYTES = 512
+"""Above what hard state, record header and padding add to a batch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
@@ -41,6 +46,12 @@ class Storage:
         self._files = files
         self._wal = wal
         self._unsynced_marker: Marker | None = None
+
+    def is_quick(self, ready: Ready) -> bool:
+        """Whether `write` only copies into the page cache: no new segment, no snapshot file."""
+        needed_bytes = sum(entry.size_bytes + _ENTRY_PACKING_BYTES for entry in ready.entries)
+        has_room = needed_bytes + _BATCH_PACKING_BYTES <= self._wal.room_bytes
+        return ready.snapshot is None and has_room
 
     def write(self, ready: Ready) -> None:
         """Durable after `sync`. Call only if ``ready.must_sync``. Raises: StorageFailedError."""

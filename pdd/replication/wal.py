@@ -99,6 +99,11 @@ class Wal:
         self._unsynced = False
         self._failed = False
 
+    @property
+    def room_bytes(self) -> int:
+        """Left in the current segment, record headers included."""
+        return self._current.size_bytes - self._current.offset_bytes
+
     def drop_covered(self) -> None:
         """Remove closed segments whose entries the newest (durable) marker covers."""
         self._check_usable()

@@ -51,6 +51,9 @@ class WatchedStorage(Storage):
         self.may_sync.set()
         self.fails = False
 
+    def is_quick(self, ready) -> bool:
+        return self._inner.is_quick(ready)
+
     def write(self, ready) -> None:
         self._inner.write(ready)
 
