@@ -28,7 +28,6 @@ def make_joined(name: str, *, boot_epoch: int = 1, **changes: Any) -> NodeJoined
         "block_size": BLOCK_SIZE,
         "max_model_len": 8192,
         "max_num_seqs": 16,
-        "fingerprint": (),
     }
     return NodeJoined(**{**fields, **changes})
 

@@ -10,14 +10,12 @@ import structlog
 
 from pdd.control.cluster_server import JoinRefused, NodeSession
 from pdd.control.convert import frame_from_proto, identity_to_proto, sampling_to_proto
-from pdd.core.frames import FinishReason, Frame
 from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Clock
 from pdd.core.requests import (
     Ended,
     GenerateRequest,
     GenerationEvent,
-    Path,
     Planned,
     RequestUsage,
 )
@@ -50,6 +48,7 @@ from pdd.scheduler.events import (
     SequenceStarted,
     Tick,
 )
+from pdd.scheduler.frames import fault, hands_over, takes_part
 from pdd.scheduler.requests import Phase
 
 log = structlog.get_logger(__name__)
@@ -64,7 +63,7 @@ class SchedulerDriver:
     def __init__(
         self, *, core: SchedulerCore, clock: Clock, model: str, tokenizer_digest: str = ""
     ) -> None:
-        """``tokenizer_digest``: nodes with another tokenizer are refused; empty compares nothing."""
+        """``tokenizer_digest``: nodes with another one are refused; empty compares nothing."""
         self._core = core
         self._clock = clock
         self._model = model
@@ -135,7 +134,6 @@ class SchedulerDriver:
                 block_size=hello.block_size,
                 max_model_len=hello.max_model_len,
                 max_num_seqs=hello.max_num_seqs,
-                fingerprint=tuple(sorted(hello.fingerprint.items())),
             )
         )
 
@@ -146,7 +144,7 @@ class SchedulerDriver:
         match message.WhichOneof("message"):
             case "frames":
                 for frame in message.frames.frames:
-                    self._on_frame(session, frame.generation, frame_from_proto(frame))
+                    self._on_frame(session, frame)
             case "status":
                 status = message.status
                 self._step(
@@ -164,7 +162,6 @@ class SchedulerDriver:
                     DecodeReady(
                         request_id=RequestId(done.request_id),
                         generation=done.generation,
-                        transferred_bytes=done.transferred_bytes,
                     )
                 )
             case "failed":
@@ -175,7 +172,7 @@ class SchedulerDriver:
                         generation=failed.generation,
                         node=session.identity.name,
                         message=failed.message,
-                        kind=FailureKind(failed.kind),
+                        kind=_failure_kind(failed.kind),
                     )
                 )
             case other:
@@ -289,6 +286,7 @@ class SchedulerDriver:
         request = effect.request
         sampling = request.sampling
         stream = self._streams[request.request_id]
+        assert effect.kind == "local" or not stream.token_ids, "a shown token cannot travel"
         submit = cluster_pb2.Submit(
             request_id=request.request_id,
             generation=effect.generation,
@@ -310,62 +308,67 @@ class SchedulerDriver:
             submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
         session.submit(submit)
 
-    def _on_frame(self, session: NodeSession, generation: int, frame: Frame) -> None:
-        request = self._core.requests.get(frame.request_id)
-        stream = self._streams.get(frame.request_id)
-        if request is None or stream is None or request.generation != generation:
+    def _on_frame(self, session: NodeSession, message: cluster_pb2.TokenFrame) -> None:
+        """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
+        request = self._core.requests.get(RequestId(message.request_id))
+        stream = self._streams.get(RequestId(message.request_id))
+        node = session.identity.name
+        if request is None or stream is None or request.generation != message.generation:
+            return
+        if not takes_part(request, node):
+            log.debug("frame_ignored", request_id=message.request_id, node=node)
+            return
+        try:
+            frame = frame_from_proto(message)
+        except ValueError as error:  # a newer node's kind of finish: another one may do better
+            self._fail_attempt(message, node, f"this scheduler cannot read a frame: {error}")
+            return
+        if (why := fault(frame, request, node)) is not None:
+            self._fail_attempt(message, node, why)
             return
         try:
             if not stream.show(frame):
                 self._step(RequestCancelled(request_id=frame.request_id))
                 return
         except ValueError as error:
-            self._step(
-                JobFailed(
-                    request_id=frame.request_id,
-                    generation=generation,
-                    node=session.identity.name,
-                    message=f"frames do not join: {error}",
-                    kind=FailureKind.ENGINE,
-                )
-            )
+            self._fail_attempt(message, node, f"frames do not join: {error}")
             return
-        node = session.identity.name
-        handing_over = request.prefill == node and request.decode is not None
-        if handing_over:
-            if frame.finish is None or len(frame.token_ids) != 1:
-                self._step(
-                    JobFailed(
-                        request_id=frame.request_id,
-                        generation=generation,
-                        node=node,
-                        message=f"a prefill job gave {len(frame.token_ids)} tokens, not one at "
-                        "its end",
-                        kind=FailureKind.ENGINE,
-                    )
-                )
-                return
+        if hands_over(request, node):
+            assert frame.finish is not None, "checked by fault()"
             self._step(
                 FirstTokenSampled(
                     request_id=frame.request_id,
-                    generation=generation,
+                    generation=message.generation,
                     node=node,
                     token_id=frame.token_ids[0],
                     finish=frame.finish,
                 )
             )
             return
-        if request.phase is Phase.PREFILLING:
-            self._step(SequenceStarted(request_id=frame.request_id, generation=generation))
-        if frame.finish is not None and frame.finish.reason is not FinishReason.ABORT:
+        # The core plans a retry as a resume from here on: exactly when the client has a token.
+        if request.phase is Phase.PREFILLING and stream.token_ids:
+            self._step(SequenceStarted(request_id=frame.request_id, generation=message.generation))
+        if frame.finish is not None:
             self._step(
                 SequenceFinished(
                     request_id=frame.request_id,
-                    generation=generation,
+                    generation=message.generation,
                     node=node,
                     finish=frame.finish,
                 )
             )
+
+    def _fail_attempt(self, message: cluster_pb2.TokenFrame, node: NodeName, why: str) -> None:
+        log.warning("frame_refused", request_id=message.request_id, node=node, why=why)
+        self._step(
+            JobFailed(
+                request_id=RequestId(message.request_id),
+                generation=message.generation,
+                node=node,
+                message=why,
+                kind=FailureKind.ENGINE,
+            )
+        )
 
     def _complete(self, effect: Complete) -> None:
         stream = self._streams.get(effect.request_id)
@@ -386,7 +389,7 @@ class SchedulerDriver:
             decode_computed_prompt_tokens=effect.decode_computed_prompt_tokens,
         )
         stream.end(Ended(finish=effect.finish, usage=usage))
-        if usage.path is Path.DISAGGREGATED and usage.decode_computed_prompt_tokens > 1:
+        if effect.prompt_recomputed:
             log.warning(
                 "prompt_recomputed_on_decode_node",
                 request_id=effect.request_id,
@@ -440,6 +443,15 @@ class SchedulerDriver:
                         f"node {name} has {key} = {mine}, node {other_name} has {theirs}: "
                         "KV blocks could not be exchanged between them"
                     )
+
+
+def _failure_kind(name: str) -> FailureKind:
+    """A newer node's kind counts as the engine's fault: that request is tried elsewhere."""
+    try:
+        return FailureKind(name)
+    except ValueError:
+        log.warning("failure_kind_unknown", kind=name)
+        return FailureKind.ENGINE
 
 
 def _salt(request: GenerateRequest) -> str:

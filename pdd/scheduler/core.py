@@ -10,7 +10,7 @@ and draws no random numbers. Invariants, checked by ``check``:
 
 from bisect import insort
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from pdd.core.errors import (
@@ -295,7 +295,6 @@ class SchedulerCore:
             return []
         request.first_token_s = now_s
         request.first_token_generation = event.generation
-        request.first_token_id = event.token_id
         request.prefill_facts = event.finish.facts
         if event.finish.reason is not FinishReason.HANDOVER:
             return self._complete(request, event.finish, event.node, now_s)
@@ -317,7 +316,6 @@ class SchedulerCore:
             return []
         request.enter(Phase.DECODING)
         request.ready_s = now_s
-        request.transferred_bytes = event.transferred_bytes
         assert request.prefill is not None
         prefill = self.nodes[request.prefill]
         prefill.release(event.request_id)
@@ -354,9 +352,21 @@ class SchedulerCore:
             else request.prefill_facts
         )
         self._completions_s.append(now_s)
+        recomputed = (
+            on_decode_node
+            and request.path() is Path.DISAGGREGATED
+            and finish.facts.computed_prompt_tokens > 1
+        )
+        plan = request.plan
+        if recomputed:
+            plan = replace(
+                plan,
+                path=Path.LOCAL,
+                reason="blocks were lost: the decode node computed the prompt",
+            )
         complete = Complete(
             request_id=request.request.request_id,
-            plan=request.plan,
+            plan=plan,
             prompt_token_count=len(request.request.prompt_token_ids),
             finish=finish,
             times=_stage_times(request, finish, now_s),
@@ -366,6 +376,7 @@ class SchedulerCore:
             decode_computed_prompt_tokens=(
                 finish.facts.computed_prompt_tokens if on_decode_node else 0
             ),
+            prompt_recomputed=recomputed,
         )
         # The node that finished has forgotten the request; the other one may still hold blocks.
         effects: list[Effect] = [cancel for cancel in self._cancels(request) if cancel.node != node]

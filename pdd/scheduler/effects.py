@@ -70,7 +70,11 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """The request has finished by itself. ``plan`` is the path that was really taken."""
+    """The request has finished by itself. ``plan`` is the path that was really taken.
+
+    ``prompt_recomputed``: blocks were to come and did not, so that the decode node computed prompt
+    positions itself (more than the last one, which it may always have to); the path is local then.
+    """
 
     request_id: RequestId
     plan: Plan
@@ -80,6 +84,7 @@ class Complete:
     cached_tokens: int
     transferred_bytes: int
     decode_computed_prompt_tokens: int
+    prompt_recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ class NodeJoined:
     block_size: int
     max_model_len: int
     max_num_seqs: int
-    fingerprint: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,6 @@ class DecodeReady:
 
     request_id: RequestId
     generation: int
-    transferred_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,12 +47,10 @@ class Request:
     decode: NodeName | None = None
     placed_s: float | None = None
     first_token_s: float | None = None
-    first_token_id: int | None = None
     first_token_generation: int | None = None
     rests_until_s: dict[NodeIdentity, float] = field(default_factory=dict)
     ready_s: float | None = None
     prefill_facts: EngineFacts = field(default_factory=EngineFacts)
-    transferred_bytes: int = 0
 
     @property
     def deadline_s(self) -> float:

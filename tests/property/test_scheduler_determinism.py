@@ -39,7 +39,7 @@ for index in range(600):
                 "first": lambda: FirstTokenSampled(
                     **fields, node=job.node, token_id=1, finish=finish
                 ),
-                "ready": lambda: DecodeReady(**fields, transferred_bytes=1),
+                "ready": lambda: DecodeReady(**fields),
                 "start": lambda: SequenceStarted(**fields),
                 "end": lambda: SequenceFinished(**fields, node=job.node, finish=finish),
             }[kind]()

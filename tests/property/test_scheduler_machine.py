@@ -385,7 +385,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             DecodeReady(
                 request_id=submit.request.request_id,
                 generation=submit.generation,
-                transferred_bytes=64,
             )
         )
 

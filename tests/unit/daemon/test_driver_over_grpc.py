@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from pdd.control.convert import frame_to_proto
 from pdd.core.errors import InvalidRequest, NodeUnavailable, RequestFailed
-from pdd.core.frames import FinishReason
+from pdd.core.frames import FinishReason, Frame
+from pdd.core.identity import NodeName
 from pdd.core.requests import Delta, Ended, GenerateRequest, GenerationEvent, Path, Planned
 from pdd.daemon import request_stream
 from pdd.engine.port import EngineFailed, JobFacts
-from tests.builders import make_request
+from pdd.rpc.v1 import cluster_pb2
+from tests.builders import make_finish, make_frame, make_request
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, Client, GrpcCluster, Node, grpc_cluster
 
@@ -225,6 +228,129 @@ class TestADecodeNodeDies:
             assert run.job.emitted_token_ids == ids_of("a")
             run.feed(out("b", eos=True))
             assert text_of(await client.all()) == "ab"
+
+
+def say(cluster: GrpcCluster, node: str, message: cluster_pb2.NodeMessage) -> None:
+    """What a node of another make might say."""
+    driver = cluster.scheduler.driver
+    driver.node_said(driver._sessions[NodeName(node)], message)
+
+
+def say_frame(
+    cluster: GrpcCluster, node: str, frame: Frame, *, generation: int = 0, reason: str = ""
+) -> None:
+    message = frame_to_proto(frame, generation=generation)
+    if reason:
+        message.finish.reason = reason
+    say(
+        cluster,
+        node,
+        cluster_pb2.NodeMessage(frames=cluster_pb2.FrameBatch(frames=[message])),
+    )
+
+
+class TestFramesOutOfPlace:
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            make_frame(ids_of("ab"), text="ab", finish=make_finish(FinishReason.HANDOVER)),
+            make_frame((), finish=make_finish(FinishReason.HANDOVER)),
+            make_frame(ids_of("a"), text="a"),
+            make_frame(ids_of("a"), text="a", finish=make_finish(FinishReason.ABORT)),
+        ],
+        ids=["two tokens", "no token", "no end", "given up"],
+    )
+    async def test_of_a_prefill_node_nothing_is_shown_and_the_prompt_starts_anew(
+        self, frame: Frame
+    ) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            client = generate(cluster, text_request())
+            await prefill.engine.job("r1/0")
+            say_frame(cluster, "prefill-0", frame)
+            run = await decode.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ()
+            run.feed(out("x", eos=True))
+            assert text_of(await client.all()) == "x"
+
+    async def test_of_a_decode_node_before_the_first_token_nothing_is_shown(self) -> None:
+        async with grpc_cluster() as cluster:
+            prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+            other = await cluster.join("decode-1")
+            client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")
+            say_frame(cluster, "decode-0", make_frame(ids_of("z"), text="z"))
+            run = await prefilled(prefill, other, "r1/1")
+            other.engine.ready("r1/1")
+            run.feed(out("b", eos=True))
+            assert text_of(await client.all()) == "ab"
+
+    async def test_of_a_node_that_has_no_part_in_it_changes_nothing(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            await cluster.join("decode-1")
+            client = generate(cluster, text_request())
+            run = await decode.engine.job("r1/0")
+            say_frame(cluster, "decode-1", make_frame(ids_of("z"), text="z"))
+            run.feed(out("a", eos=True))
+            assert text_of(await client.all()) == "a"
+
+    async def test_a_handover_to_nobody_goes_on_elsewhere_after_what_was_shown(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            other = await cluster.join("decode-1")
+            client = generate(cluster, text_request())
+            (await decode.engine.job("r1/0")).feed(out("a"))
+            await client.seen(2)
+            handover = make_frame((), finish=make_finish(FinishReason.HANDOVER))
+            say_frame(cluster, "decode-0", handover)
+            run = await other.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ids_of("a")
+            run.feed(out("b", eos=True))
+            assert text_of(await client.all()) == "ab"
+
+
+class TestWordsOfANewerNode:
+    async def test_an_unknown_finish_reason_is_tried_elsewhere_and_ends_no_stream(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            other = await cluster.join("decode-1")
+            client = generate(cluster, text_request())
+            (await decode.engine.job("r1/0")).feed(out("a"))
+            await client.seen(2)
+            odd = make_frame(ids_of("b"), first_token_index=1, finish=make_finish())
+            say_frame(cluster, "decode-0", odd, reason="speculated")
+            run = await other.engine.job("r1/1")
+            assert run.job.emitted_token_ids == ids_of("a")
+            run.feed(out("b", eos=True))
+            assert text_of(await client.all()) == "ab"
+            assert set(cluster.scheduler.states().values()) == {"ready"}
+
+    async def test_an_unknown_kind_of_failure_is_tried_elsewhere(self) -> None:
+        async with grpc_cluster() as cluster:
+            decode = await cluster.join("decode-0")
+            other = await cluster.join("decode-1")
+            client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")
+            failed = cluster_pb2.NodeRequestFailed(request_id="r1", kind="tired", message="no")
+            say(cluster, "decode-0", cluster_pb2.NodeMessage(failed=failed))
+            (await other.engine.job("r1/1")).feed(out("a", eos=True))
+            assert text_of(await client.all()) == "a"
+
+
+async def test_a_failed_load_is_told_as_the_path_that_was_really_taken() -> None:
+    async with grpc_cluster() as cluster:
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        client = generate(cluster, text_request())
+        run = await prefilled(prefill, decode)
+        decode.engine.ready("r1/0", computed_prompt_tokens=6, load_failed_reason="lost")
+        run.feed(out("b", eos=True))
+        planned, *_, ended = await client.all()
+        assert isinstance(planned, Planned)
+        assert planned.plan.path is Path.DISAGGREGATED
+        assert isinstance(ended, Ended)
+        assert ended.usage.path is Path.LOCAL
+        assert ended.usage.decode_computed_prompt_tokens == 6
 
 
 class TestAClientLeaves:

@@ -67,8 +67,8 @@ def first_token(
     )
 
 
-def ready(*, generation: int = 0, transferred_bytes: int = 4096) -> DecodeReady:
-    return DecodeReady(request_id=R1, generation=generation, transferred_bytes=transferred_bytes)
+def ready(*, generation: int = 0) -> DecodeReady:
+    return DecodeReady(request_id=R1, generation=generation)
 
 
 def started(*, request_id: str = "r1", generation: int = 0) -> SequenceStarted:
@@ -180,6 +180,13 @@ class TestTheLifeOfARequest:
         assert cluster.step(done) == []
         assert not cluster.core.requests
         assert not any(node.leases for node in cluster.core.nodes.values())
+
+    def test_a_prompt_that_the_decode_node_had_to_compute_is_told_as_local(self) -> None:
+        for computed, path in ((1, Path.DISAGGREGATED), (2, Path.LOCAL)):
+            complete = only(decoding().step(finished(computed_prompt_tokens=computed)), Complete)
+            assert complete.plan.path is path
+            assert complete.prompt_recomputed == (path is Path.LOCAL)
+            assert complete.plan.prefill_node == "prefill-0", "it gave the first token"
 
     def test_a_first_token_that_ends_the_output_frees_the_decode_node(self) -> None:
         cluster = Cluster("prefill-0", "decode-0")
