@@ -30,7 +30,7 @@ from pdd.rpc.v1.raft_pb2_grpc import RaftStub
 
 log = structlog.get_logger(__name__)
 
-LINGER_S = 0.005
+LINGER_S = 0.02
 
 
 class PeerSender:
