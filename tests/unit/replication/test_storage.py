@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 from pathlib import Path
@@ -221,3 +222,36 @@ def test_an_error_of_the_disk_names_file_and_next_step(
     with pytest.raises(StorageFailedError, match="failed before"):
         storage.sync()
     storage.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_write_that_is_called_quick_makes_no_file(seed: int) -> None:
+    """Entries of any size and the largest numbers there are, up to the last byte of a segment."""
+    rng = random.Random(seed)
+    files = SimFileSystem()
+    storage, _ = start(files)
+    index, quick_count, slow_count = 1, 0, 0
+    term = rng.choice((1, 2**62))
+    while slow_count < 5:
+        count = rng.randint(1, 20)
+        size_bytes = rng.choice((0, 1, 40, 300))
+        ready = ready_with(index, *[term] * count)
+        entries = [
+            Entry(index=e.index, term=term, kind=e.kind, data=rng.randbytes(size_bytes))
+            for e in ready.entries
+        ]
+        ready = dataclasses.replace(ready, entries=entries)
+        before = files.names()
+        is_quick = storage.is_quick(ready)
+        persist(storage, ready)
+        assert not is_quick or files.names() == before, f"seed {seed}"
+        index += count
+        quick_count += is_quick
+        slow_count += not is_quick
+    assert quick_count > 0, f"seed {seed}: nothing was quick"
+
+
+def test_an_installed_snapshot_is_never_quick() -> None:
+    storage, _ = start(SimFileSystem())
+    assert storage.is_quick(ready_with(1, 1))
+    assert not storage.is_quick(ready_with(11, 1, snapshot=snapshot_at(10)))
