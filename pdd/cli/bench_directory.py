@@ -133,7 +133,7 @@ class _Load:
         asked: list[bytes] = []
         share = min(1.0, _LOOKUPS * _CHAIN_BLOCKS / block_count)
         while self._machine.key_count < block_count:
-            operations = []
+            operations: list[Any] = []
             for _ in range(_CHAINS_PER_ENTRY):
                 chain = self._rng.randbytes(_CHAIN_BLOCKS * 16)
                 [copies] = self._rng.choices(

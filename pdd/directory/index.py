@@ -176,15 +176,15 @@ class BlockIndex:
         """To the end of the current pass, or one whole pass. About 20 ms per million rows."""
         self.sweep(self._table.row_end + 1)
 
-    def longest_prefixes(self, keys: U64) -> tuple[int, dict[int, int]]:
-        """``(leading keys that somebody holds, {slot: leading keys that it holds})``.
+    def longest_prefixes(self, keys: U64) -> dict[int, int]:
+        """Per slot how many leading keys it holds, where that is not 0. At least one key.
 
         Closed slots may be among the answers; the caller knows which are alive.
         """
         held = self._held_words(keys)
         count = len(held)
         if not count:
-            return 0, {}
+            return {}
         alive = self._sets.members(int(held[0]))
         lengths: dict[int, int] = {}
         # One run of equal words is the common case, and bytes compare faster than numpy here.
@@ -197,7 +197,7 @@ class BlockIndex:
                     if not alive:
                         break
         lengths.update((slot, count) for slot in alive)
-        return count, lengths
+        return lengths
 
     def _held_words(self, keys: U64) -> U32:
         """The words of the leading keys that are here."""

@@ -54,7 +54,7 @@ class PrefixMatch:
     """Blocks from the start of a chain that each node holds without a hole; 0 is left out."""
 
     block_count: int
-    """Leading blocks that are held somewhere."""
+    """The longest of them."""
     by_node: dict[str, int]
 
 
@@ -231,12 +231,10 @@ class DirectoryMachine:
         """For a chain of joined keys, how many leading blocks each node holds."""
         if not keys:
             return PrefixMatch(block_count=0, by_node={})
-        block_count, by_slot = self._index.longest_prefixes(as_words(keys))
         alive = self._by_slot
+        by_slot = self._index.longest_prefixes(as_words(keys))
         by_node = {alive[slot].name: held for slot, held in by_slot.items() if slot in alive}
-        if len(by_node) < len(by_slot):
-            block_count = max(by_node.values(), default=0)
-        return PrefixMatch(block_count=block_count, by_node=by_node)
+        return PrefixMatch(block_count=max(by_node.values(), default=0), by_node=by_node)
 
     def holders(self, key: BlockKey) -> tuple[str, ...]:
         """The nodes that hold one block, by name, whatever they hold of its prefix."""

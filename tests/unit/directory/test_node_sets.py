@@ -52,6 +52,9 @@ def test_cleaning_drops_closed_slots_at_every_size() -> None:
     sets.any_closed = True
     cleaned = [sets.members(int(sets.clean(word)[0])) for word in grown]
     assert cleaned == [(), (1,), (1,), (1,), (1, 4), (1, 4, 5)]
+    others = [with_slots(sets, *slots) for slots in ((2, 3), (3,), (2, 9), (3, 9, 11))]
+    cleaned = [sets.members(int(sets.clean(word)[0])) for word in others]
+    assert cleaned == [(), (), (9,), (9, 11)]
 
 
 def test_sets_that_nobody_uses_are_forgotten() -> None:

@@ -69,6 +69,26 @@ def test_freed_rows_are_used_again_and_their_old_keys_are_gone() -> None:
     assert table.row_end == 1000
 
 
+def test_a_row_that_a_key_once_had_is_not_taken_for_it() -> None:
+    # The key has tag 0, so it is always spilled, and a probe of it reads an empty column: the
+    # first one, which still names the row that the key had before.
+    first, other, key = random_keys(3, seed=9).copy().reshape(3, 1, 2)
+    for one in (first, other, key):
+        one[:, 0] = 5
+    key[:, 1] &= np.uint64(2**48 - 1)
+    table = KeyTable(max_key_count=10)
+    row = table.insert(first, ones(1))
+    other_row = table.insert(other, ones(1))
+    table.free(row)
+    assert table.insert(key, ones(1)) == row
+    table.free(row)
+    table.free(other_row)
+    assert table.insert(key, ones(1)) == other_row
+    probe = table.probe(key)
+    assert not probe.hit[0]
+    assert table.row_after_miss(probe, key, 0) == other_row[0]
+
+
 def test_at_the_bound_the_first_keys_get_the_last_rows() -> None:
     table = KeyTable(max_key_count=10)
     keys = random_keys(15, seed=8)
