@@ -97,13 +97,18 @@ async def nodes(*configured: SyntheticSettings) -> AsyncIterator[list[Node]]:
         )
         made.append(Node(name=identity.name, engine=engine, identity=identity))
     by_name = {node.name: node for node in made}
+    failures = [asyncio.create_task(node.engine.wait_failed()) for node in made]
     try:
         for node in made:
             node.info = await node.engine.start()
             node.engine.on_control(_carry(node, by_name))
             node.engine.on_ready(node.ready.__setitem__)
         yield made
+        died = [failure.result() for failure in failures if failure.done()]
+        assert not died, died
     finally:
+        for failure in failures:
+            failure.cancel()
         for node in made:
             await node.engine.stop()
 
