@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import grpc
 
 from pdd.control.convert import identity_from_proto
-from pdd.control.outbox import Outbox, OutboxOverflow
-from pdd.control.versions import BATCH_BYTES_MAX, PROTOCOL_VERSION
+from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
+from pdd.control.versions import ACCEPTED_PROTOCOL_VERSIONS, PROTOCOL_VERSION
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 
@@ -140,11 +140,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             )
         assert first is not None  # abort raised
         hello = first.hello
-        if hello.protocol_version != PROTOCOL_VERSION:
+        if hello.protocol_version not in ACCEPTED_PROTOCOL_VERSIONS:
+            accepted = " and ".join(map(str, ACCEPTED_PROTOCOL_VERSIONS))
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"node {hello.identity.name} speaks protocol version {hello.protocol_version}, "
-                f"this scheduler {PROTOCOL_VERSION}: upgrade the older one",
+                f"this scheduler takes {accepted}: upgrade the older one",
             )
         session = NodeSession(identity_from_proto(hello.identity), hello)
         try:
@@ -159,26 +160,5 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
     async def _write(self, session: NodeSession, context: Any) -> None:
         while True:
-            for message in _coalesce(await session.outbox.take()):
+            for message in coalesce(await session.outbox.take(), kinds=("submits", "cancels")):
                 await context.write(message)
-
-
-def _coalesce(
-    messages: list[cluster_pb2.SchedulerMessage],
-) -> list[cluster_pb2.SchedulerMessage]:
-    """Neighbours of one kind become one message of bounded size; the order of kinds is kept."""
-    merged: list[cluster_pb2.SchedulerMessage] = []
-    room_bytes = 0
-    for message in messages:
-        kind = message.WhichOneof("message")
-        size_bytes = message.ByteSize()
-        fits = bool(merged) and size_bytes <= room_bytes
-        if fits and merged[-1].WhichOneof("message") == kind == "submits":
-            merged[-1].submits.submits.extend(message.submits.submits)
-        elif fits and merged[-1].WhichOneof("message") == kind == "cancels":
-            merged[-1].cancels.request_ids.extend(message.cancels.request_ids)
-        else:
-            merged.append(message)
-            room_bytes = BATCH_BYTES_MAX
-        room_bytes -= size_bytes
-    return merged

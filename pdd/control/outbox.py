@@ -2,9 +2,14 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
+from pdd.control.versions import BATCH_BYTES_MAX
+from pdd.rpc.v1 import cluster_pb2
+
 MessageT = TypeVar("MessageT")
+StreamMessageT = TypeVar("StreamMessageT", cluster_pb2.NodeMessage, cluster_pb2.SchedulerMessage)
 
 OUTBOX_LENGTH_MAX = 20_000
 
@@ -46,3 +51,23 @@ class Outbox(Generic[MessageT]):
         """Raises OutboxOverflow when the bound was reached; messages are missing from then on."""
         await self._overflown.wait()
         raise OutboxOverflow(f"{OUTBOX_LENGTH_MAX} messages wait for a peer that does not read")
+
+
+def coalesce(messages: Iterable[StreamMessageT], *, kinds: Collection[str]) -> list[StreamMessageT]:
+    """Neighbours of one kind become one message of bounded size; the order of kinds is kept.
+
+    ``kinds``: members of the oneof ``message`` that are lists, so that merging appends.
+    """
+    merged: list[StreamMessageT] = []
+    room_bytes = 0
+    for message in messages:
+        kind = message.WhichOneof("message")
+        size_bytes = message.ByteSize()
+        fits = bool(merged) and size_bytes <= room_bytes and kind in kinds
+        if fits and merged[-1].WhichOneof("message") == kind:
+            merged[-1].MergeFrom(message)
+        else:
+            merged.append(message)
+            room_bytes = BATCH_BYTES_MAX
+        room_bytes -= size_bytes
+    return merged

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from pdd.control.outbox import Outbox, OutboxOverflow
-from pdd.control.versions import BATCH_BYTES_MAX, CHANNEL_OPTIONS
+from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
+from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -122,26 +122,6 @@ class SchedulerLink:
 
     async def _write(self, call: Any) -> None:
         while True:
-            for message in _coalesce(await self._outbox.take()):
+            # One message per engine step.
+            for message in coalesce(await self._outbox.take(), kinds=("frames",)):
                 await call.write(message)
-
-
-def _coalesce(messages: list[cluster_pb2.NodeMessage]) -> list[cluster_pb2.NodeMessage]:
-    """Neighbouring frames become one batch of bounded size: one message per engine step."""
-    merged: list[cluster_pb2.NodeMessage] = []
-    room_bytes = 0
-    for message in messages:
-        size_bytes = message.ByteSize()
-        both_frames = (
-            merged
-            and size_bytes <= room_bytes
-            and merged[-1].WhichOneof("message") == "frames"
-            and message.WhichOneof("message") == "frames"
-        )
-        if both_frames:
-            merged[-1].frames.frames.extend(message.frames.frames)
-        else:
-            merged.append(message)
-            room_bytes = BATCH_BYTES_MAX
-        room_bytes -= size_bytes
-    return merged

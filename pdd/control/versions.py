@@ -4,7 +4,19 @@ History: 1, first version.
 """
 
 PROTOCOL_VERSION = 1
-"""Spoken by this build. A scheduler takes nodes of this version and the one before."""
+"""Spoken by this build."""
+
+
+def accepted_versions(newest: int) -> tuple[int, ...]:
+    """``newest`` and the one before it, so that a cluster can be upgraded scheduler first.
+
+    Versions count from 1; 0 is a message without the field.
+    """
+    return tuple(version for version in (newest - 1, newest) if version >= 1)
+
+
+ACCEPTED_PROTOCOL_VERSIONS = accepted_versions(PROTOCOL_VERSION)
+"""What a scheduler takes from a node. A node that is newer than its scheduler is refused."""
 
 MESSAGE_BYTES_MAX = 16 << 20
 BATCH_BYTES_MAX = 4 << 20

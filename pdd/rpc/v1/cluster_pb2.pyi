@@ -71,16 +71,25 @@ class Hello(_message.Message):
     def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason")
+    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters")
+    class TransferCountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     FREE_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     free_block_count: int
     running_sequence_count: int
     waiting_sequence_count: int
     degraded_reason: str
-    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    transfer_counters: _containers.ScalarMap[str, float]
+    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class FrameBatch(_message.Message):
     __slots__ = ("frames",)

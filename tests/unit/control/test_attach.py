@@ -8,7 +8,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from pdd.control import outbox, scheduler_client
+from pdd.control import cluster_server, outbox, scheduler_client, versions
 from pdd.control.cluster_server import ClusterServicer, NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import CHANNEL_OPTIONS
@@ -128,7 +128,31 @@ class TestRefusedJoins:
         async with grpc_cluster() as cluster:
             text = await refusal(cluster, hello_of(cluster.add("decode-0"), protocol_version=7))
             assert "version 7" in text
-            assert "scheduler 1" in text
+            assert "scheduler takes 1" in text
+
+    async def test_the_version_before_is_taken_and_no_other(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            cluster_server, "ACCEPTED_PROTOCOL_VERSIONS", versions.accepted_versions(7)
+        )
+        async with grpc_cluster() as cluster:
+            for version in (5, 8):
+                hello = hello_of(cluster.add(f"decode-{version}"), protocol_version=version)
+                text = await refusal(cluster, hello)
+                assert f"version {version}" in text
+                assert "takes 6 and 7" in text
+            for version in (6, 7):
+                hello = hello_of(cluster.add(f"decode-{version}"), protocol_version=version)
+                welcome = await answer_to(cluster, cluster_pb2.NodeMessage(hello=hello))
+                assert welcome.WhichOneof("message") == "welcome"
+
+    async def test_a_hello_without_a_version_is_refused(self) -> None:
+        assert versions.accepted_versions(1) == (1,)
+        async with grpc_cluster() as cluster:
+            assert "version 0" in await refusal(
+                cluster, hello_of(cluster.add("decode-0"), protocol_version=0)
+            )
 
     async def test_a_scheduler_is_no_node(self) -> None:
         async with grpc_cluster() as cluster:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pdd.control import cluster_server, outbox, scheduler_client, versions
-from pdd.control.outbox import Outbox, OutboxOverflow
+from pdd.control import outbox, versions
+from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
 from pdd.rpc.v1 import cluster_pb2
 
 
@@ -46,20 +46,20 @@ def status() -> cluster_pb2.NodeMessage:
 
 
 def test_only_neighbouring_frames_share_a_message() -> None:
-    merged = scheduler_client._coalesce([frames(1), frames(2), status(), frames(3)])
+    merged = coalesce([frames(1), frames(2), status(), frames(3)], kinds=("frames",))
     assert [message.WhichOneof("message") for message in merged] == ["frames", "status", "frames"]
     assert len(merged[0].frames.frames) == 2
 
 
 @pytest.mark.parametrize("size", [0, 1000])
 def test_a_batch_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(scheduler_client, "BATCH_BYTES_MAX", 4096)
-    merged = scheduler_client._coalesce([frames(index, size=size) for index in range(20)])
+    monkeypatch.setattr(outbox, "BATCH_BYTES_MAX", 4096)
+    merged = coalesce([frames(index, size=size) for index in range(20)], kinds=("frames",))
     assert [len(message.frames.frames) for message in merged] == ([20] if size == 0 else [4] * 5)
 
 
 def test_a_batch_of_work_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_server, "BATCH_BYTES_MAX", 4096)
+    monkeypatch.setattr(outbox, "BATCH_BYTES_MAX", 4096)
     submits = [
         cluster_pb2.SchedulerMessage(
             submits=cluster_pb2.SubmitBatch(
@@ -68,11 +68,20 @@ def test_a_batch_of_work_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> 
         )
         for index in range(20)
     ]
-    merged = cluster_server._coalesce(submits)
+    merged = coalesce(submits, kinds=("submits", "cancels"))
     names = [one.request_id for message in merged for one in message.submits.submits]
     assert names == [str(index) for index in range(20)]
     assert max(message.ByteSize() for message in merged) <= 4096 + 16
     assert len(merged) < 20
+
+
+def test_what_is_no_list_is_never_merged() -> None:
+    tokens = [
+        cluster_pb2.SchedulerMessage(first_token=cluster_pb2.FirstToken(token_id=index))
+        for index in range(3)
+    ]
+    merged = coalesce(tokens, kinds=("submits", "cancels"))
+    assert [message.first_token.token_id for message in merged] == [0, 1, 2]
 
 
 def test_the_longest_batch_fits_into_a_message() -> None:
