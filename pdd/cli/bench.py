@@ -2,7 +2,7 @@
 
 import click
 
-from pdd.cli import bench_directory, bench_raft
+from pdd.cli import bench_directory, bench_raft, bench_transfer
 
 
 @click.group()
@@ -12,3 +12,4 @@ def bench() -> None:
 
 bench_directory.add_to(bench)
 bench_raft.add_to(bench)
+bench_transfer.add_to(bench)

@@ -45,6 +45,7 @@ from pdd.engine.port import (
 from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
 from pdd.model.digest import tokenizer_digest, weights_digest
+from pdd.transfer.join import transfer_fingerprint
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -124,6 +125,7 @@ class VllmEngine:
             ucx_addresses=tuple(hello.ucx_address for hello in hellos),
             fingerprint={
                 **hellos[0].fingerprint,
+                **transfer_fingerprint(self._settings.transfer),
                 "engine": "vllm",
                 "model": self._settings.served_model_name,
                 "weights": weights_digest(self._settings.model_path),

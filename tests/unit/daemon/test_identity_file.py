@@ -14,6 +14,8 @@ from pdd.daemon.identity_file import next_identity
 
 NAME = NodeName("decode-0")
 
+UUID_TEXT = "9e40a7db-237d-400c-8751-cfbd554345f0"
+
 
 def test_the_first_start_makes_a_node_and_every_later_one_a_new_life(tmp_path: Path) -> None:
     state_dir = tmp_path / "not" / "there" / "yet"
@@ -44,8 +46,8 @@ def test_a_renamed_node_stays_the_same_node(tmp_path: Path) -> None:
         "null",
         json.dumps({"name": "decode-0", "uuid": "no uuid", "boot_epoch": 1}),
         json.dumps({"name": "decode-0", "uuid": 7, "boot_epoch": 1}),
-        json.dumps({"name": "decode-0", "uuid": str(uuid.uuid4())}),
-        json.dumps({"name": "decode-0", "uuid": str(uuid.uuid4()), "boot_epoch": "many"}),
+        json.dumps({"name": "decode-0", "uuid": UUID_TEXT}),
+        json.dumps({"name": "decode-0", "uuid": UUID_TEXT, "boot_epoch": "many"}),
         b"\xff\xfe",
     ],
 )
