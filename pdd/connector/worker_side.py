@@ -60,6 +60,10 @@ _EARLY_FIRST_TOKENS_MAX = 4096
 """First tokens whose decode job has not reserved blocks yet. At the bound the oldest is dropped;
 its job then runs into its deadline and is planned anew."""
 
+_GONE_TARGETS_MAX = 4096
+"""Decode jobs that are over, remembered so that a late first token is not kept for them. At the
+bound the oldest is forgotten; a token that is later still counts among the early ones."""
+
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets a busy model thread delay each post by that much."""
 
@@ -136,6 +140,7 @@ class WorkerSide:
         self._source_keys: dict[str, str] = {}
         self._targets: dict[str, _Target] = {}
         self._first_tokens: OrderedDict[str, int] = OrderedDict()
+        self._gone_targets: OrderedDict[str, None] = OrderedDict()
         self._reported_tokens: dict[str, int] = {}
         self._failed_blocks: set[int] = set()
         self._counters: dict[str, float] = {}
@@ -197,10 +202,10 @@ class WorkerSide:
             self._open_target(opened)
         for key in step.cancelled_targets:
             with self._lock:
-                self._first_tokens.pop(key, None)
                 target = self._targets.get(key)
                 if target is not None:
                     target.cancelled = True
+                self._forget_first_token(key)
             if target is not None:
                 self._transfer.target_cancel(key)
         self._source_blocks(step.ready_blocks)
@@ -275,6 +280,7 @@ class WorkerSide:
 
     def _open_target(self, target: TargetBlocks) -> None:
         with self._lock:
+            self._gone_targets.pop(target.key, None)
             self._targets[target.key] = _Target(
                 request_id=target.request_id,
                 first_index=target.first_index,
@@ -341,12 +347,19 @@ class WorkerSide:
             if not target.cancelled and key not in self._first_tokens:
                 continue
             del self._targets[key]
-            token = self._first_tokens.pop(key, None)
+            token = self._forget_first_token(key)
             received.add(target.request_id)
             if token is not None and not target.cancelled:
                 self._reported_tokens[target.request_id] = token
                 reports.append((target, target.outcome))
         return received
+
+    def _forget_first_token(self, key: str) -> int | None:
+        """The token, if it is known; one that comes later is not kept."""
+        self._gone_targets[key] = None
+        while len(self._gone_targets) > _GONE_TARGETS_MAX:
+            self._gone_targets.popitem(last=False)
+        return self._first_tokens.pop(key, None)
 
     def _report_outcome(self, target: _Target, outcome: "_Outcome") -> None:
         match outcome:
@@ -390,6 +403,8 @@ class WorkerSide:
                 )
             case FirstToken():
                 with self._lock:
+                    if message.key in self._gone_targets:
+                        return
                     self._first_tokens[message.key] = message.token_id
                     while len(self._first_tokens) > _EARLY_FIRST_TOKENS_MAX:
                         self._first_tokens.popitem(last=False)
