@@ -12,7 +12,11 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+import structlog
+
 from pdd.connector.link_messages import Decoder, Hello, LinkError, LinkMessage, encode
+
+log = structlog.get_logger(__name__)
 
 _BUFFER_BYTES_MAX = 16 << 20
 """Messages to a rank that does not read. At the bound the link is cut and the engine ends."""
@@ -99,6 +103,7 @@ class _Connection(asyncio.Protocol):
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _pid, uid, _gid = struct.unpack("3i", credentials)
         if uid != os.getuid():
+            log.warning("link_cut", rank=None, reason=f"a process of user {uid} has connected")
             stream.abort()
             return
         self._transport = stream
@@ -117,13 +122,19 @@ class _Connection(asyncio.Protocol):
                     self._rank = message.rank
                 else:
                     raise LinkError(f"{type(message).__name__} before Hello")  # noqa: TRY301
-        except LinkError:
+        except LinkError as error:
+            log.warning("link_cut", rank=self._rank, reason=str(error))
             self.close()
 
     def write(self, frame: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+        if (waiting_bytes := self._transport.get_write_buffer_size()) > _BUFFER_BYTES_MAX:
+            reason = (
+                f"{waiting_bytes} bytes wait for a rank that does not read, the limit is "
+                f"{_BUFFER_BYTES_MAX}"
+            )
+            log.warning("link_cut", rank=self._rank, reason=reason)
             self._transport.abort()
             return
         self._transport.write(frame)

@@ -81,7 +81,11 @@ async def all_sent(client: PeerClient) -> None:
         await asyncio.wait_for(asyncio.wait(list(client._in_flight)), timeout=10)
 
 
-async def test_a_message_arrives_with_who_sent_it_and_where_answers_go() -> None:
+def failures(logs: list[Any]) -> list[Any]:
+    return [entry for entry in logs if entry["event"] == "peer_relay_failed"]
+
+
+async def test_a_message_arrives_with_who_sent_it_and_where_answers_go(logs: list[Any]) -> None:
     async with receiving() as receiver, sending() as client:
         client.send(message(receiver.address))
         await asyncio.wait_for(receiver.came.wait(), timeout=10)
@@ -96,7 +100,7 @@ async def test_a_message_arrives_with_who_sent_it_and_where_answers_go() -> None
             )
         ]
         await all_sent(client)
-        assert client.failed_count == 0
+        assert failures(logs) == []
 
 
 @pytest.mark.parametrize(
@@ -109,25 +113,24 @@ async def test_a_message_arrives_with_who_sent_it_and_where_answers_go() -> None
     ],
     ids=["a former life", "another node", "a rank too many", "a negative rank"],
 )
-async def test_what_is_meant_for_somebody_else_is_refused_and_counted(
+async def test_what_is_meant_for_somebody_else_is_refused_and_logged(
     to: NodeIdentity, rank: int, words: list[str], logs: list[Any]
 ) -> None:
     async with receiving() as receiver, sending() as client:
         client.send(message(receiver.address, to=to, rank=rank))
         await all_sent(client)
         assert receiver.messages == []
-        assert client.failed_count == 1
         (entry,) = logs
         assert entry["event"] == "peer_relay_failed"
         for word in words:
             assert word in entry["reason"]
 
 
-async def test_a_peer_that_is_not_there_is_counted() -> None:
+async def test_a_peer_that_is_not_there_is_logged(logs: list[Any]) -> None:
     async with sending() as client:
         client.send(message("127.0.0.1:1"))
         await all_sent(client)
-        assert client.failed_count == 1
+        assert len(failures(logs)) == 1
 
 
 async def test_messages_in_flight_are_bounded(
@@ -137,14 +140,14 @@ async def test_messages_in_flight_are_bounded(
     async with receiving() as receiver, sending() as client:
         for _ in range(3):
             client.send(message(receiver.address))
-        assert client.failed_count == 1
+        assert len(failures(logs)) == 1
         assert "2 relays are in flight" in logs[0]["reason"]
         await all_sent(client)
         assert len(receiver.messages) == 2
 
 
 async def test_the_longest_unused_channel_is_closed_at_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, logs: list[Any]
 ) -> None:
     monkeypatch.setattr(peers, "_PEERS_MAX", 1)
     async with receiving() as one, receiving() as other, sending() as client:
@@ -153,12 +156,56 @@ async def test_the_longest_unused_channel_is_closed_at_the_bound(
             await all_sent(client)
         assert list(client._channels) == [one.address]
         assert (len(one.messages), len(other.messages)) == (2, 1)
-        assert client.failed_count == 0
+        assert failures(logs) == []
 
 
-async def test_closing_ends_what_is_on_its_way() -> None:
+async def test_closing_waits_for_what_it_cancelled(logs: list[Any]) -> None:
     client = PeerClient(identity=DECODE, own_address="decode-0:9")
     client.send(message("127.0.0.1:1"))
+    (task,) = client._in_flight
+    await asyncio.sleep(0)  # it has begun
     await client.close()
-    await all_sent(client)
+    assert task.cancelled()
     assert not client._in_flight
+    assert failures(logs) == []
+
+
+async def test_a_message_whose_channel_is_closed_for_another_is_logged(
+    monkeypatch: pytest.MonkeyPatch, logs: list[Any]
+) -> None:
+    """The bound may close a channel in use; gRPC then cancels the call."""
+    monkeypatch.setattr(peers, "_PEERS_MAX", 1)
+    async with receiving() as receiver, sending() as client:
+        reached = asyncio.Event()
+        release = asyncio.Event()
+
+        async def hold(self: PeerServicer, request: Any, context: Any) -> Any:
+            reached.set()
+            await release.wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PeerServicer, "Relay", hold)
+            async with receiving() as slow:
+                client.send(message(slow.address))
+                await asyncio.wait_for(reached.wait(), timeout=10)
+                patch.undo()
+                client.send(message(receiver.address))
+                await all_sent(client)
+                release.set()
+        assert len(failures(logs)) == 1
+
+
+async def test_an_error_that_is_not_the_peers_is_logged_with_its_trace(
+    monkeypatch: pytest.MonkeyPatch, logs: list[Any]
+) -> None:
+    class Closed:
+        def __init__(self, channel: Any) -> None:
+            raise grpc.aio.UsageError("Channel is closed.")
+
+    monkeypatch.setattr(peers.node_pb2_grpc, "NodeStub", Closed)
+    async with sending() as client:
+        client.send(message("127.0.0.1:1"))
+        await all_sent(client)
+    (entry,) = logs
+    assert (entry["event"], entry["error"]) == ("peer_relay_crashed", "UsageError")
+    assert entry["exc_info"]

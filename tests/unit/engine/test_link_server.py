@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from pdd.connector.link_client import LinkClient
 from pdd.connector.link_messages import (
@@ -175,6 +176,18 @@ async def test_a_stranger_is_cut_off_and_nobody_else_is_disturbed(first) -> None
         worker = Worker(daemon)
         await asyncio.wait_for(daemon.server.hellos(), timeout=WAIT_S)
         worker.client.close()
+
+
+async def test_why_a_link_is_cut_is_logged() -> None:
+    with capture_logs() as logs:
+        async with listening() as daemon:
+            for first in (encode(daemon.hello(secret="guessed")), b"\0\0\0\1x"):
+                reader, writer = await daemon.stranger()
+                writer.write(first)
+                assert await cut_off(reader, writer)
+    assert [entry["event"] for entry in logs] == ["link_cut", "link_cut"]
+    assert logs[0]["reason"] == "wrong secret"
+    assert "malformed frame of 1 bytes" in logs[1]["reason"]
 
 
 async def test_a_rank_cannot_be_taken_over() -> None:
