@@ -116,6 +116,8 @@ class NodeService:
                     running_sequence_count=stats.running_sequence_count,
                     waiting_sequence_count=stats.waiting_sequence_count,
                     degraded_reason=self.degraded_reason,
+                    # Not news by themselves (they change with every chunk): once per heartbeat.
+                    transfer_counters=self._engine.counters(),
                 )
             )
         )

@@ -20,6 +20,7 @@ from pdd.core.requests import (
     RequestUsage,
 )
 from pdd.daemon.request_stream import RequestStream
+from pdd.daemon.transfer_metrics import known_counters
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import (
@@ -70,6 +71,7 @@ class SchedulerDriver:
         self._tokenizer_digest = tokenizer_digest
         self._sessions: dict[NodeName, NodeSession] = {}
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
+        self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._streams: dict[RequestId, RequestStream] = {}
         self._crash: Exception | None = None
         self._crashed = asyncio.Event()
@@ -147,6 +149,9 @@ class SchedulerDriver:
                     self._on_frame(session, frame)
             case "status":
                 status = message.status
+                self._transfer_counters[session.identity.name] = known_counters(
+                    status.transfer_counters
+                )
                 self._step(
                     NodeReported(
                         node=session.identity.name,
@@ -208,6 +213,10 @@ class SchedulerDriver:
                 )
             )
         return infos
+
+    def transfer_counters(self) -> dict[NodeName, dict[str, float]]:
+        """What each node's transfer engine counted when it last reported, by node."""
+        return self._transfer_counters
 
     async def tick(self) -> None:
         """Feed the passing of time to the core, for ever.
@@ -278,6 +287,7 @@ class SchedulerDriver:
             case ForgetNode():
                 log.info("node_forgotten", node=effect.node)
                 del self._hellos[effect.node]
+                self._transfer_counters.pop(effect.node, None)
 
     def _submit(self, effect: Submit) -> None:
         session = self._sessions.get(effect.node)

@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pdd.daemon.scheduler_driver import SchedulerDriver
+from pdd.daemon.transfer_metrics import transfer_metrics
 
 
 class ClusterMetrics(Collector):
@@ -37,3 +38,4 @@ class ClusterMetrics(Collector):
         queued = GaugeMetricFamily("pdd_scheduler_queued_requests", "Requests that wait for room")
         queued.add_metric([], self._driver.queued_request_count)
         yield from (up, blocks, sequences, queued)
+        yield from transfer_metrics(self._driver.transfer_counters())

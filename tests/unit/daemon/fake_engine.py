@@ -85,6 +85,7 @@ class FakeEngine:
         self.dropped: dict[str, str] = {}
         self.forgotten: list[str] = []
         self.job_facts: dict[str, JobFacts] = {}
+        self.transfer_counters: dict[str, float] = {}
         self.delivered: list[PeerControl] = []
         self.notify_ready: Callable[[str, JobFacts], None] = lambda key, facts: None
         self._started = asyncio.Event()
@@ -135,7 +136,7 @@ class FakeEngine:
         return EngineStats(free_block_count=99, running_sequence_count=1, waiting_sequence_count=2)
 
     def counters(self) -> dict[str, float]:
-        return {}
+        return self.transfer_counters
 
     def deliver_control(self, message: PeerControl) -> None:
         self.delivered.append(message)

@@ -1,0 +1,79 @@
+"""Which of the transfer engines' counters are metrics, and under which names.
+
+A node sends what its engine counts (``NodeStatus.transfer_counters``), rank 0's where there are
+several ranks. Only names that stand here are kept, so that neither memory nor labels can grow with
+what a node invents. Names as in Prometheus: base units, ``_total`` on what only grows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from pdd.core.identity import NodeName
+from pdd.transfer.values import Reason
+
+_PREFIX = "pdd_kv_transfer_"
+_REFUSED = "refused_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    name: str
+    help: str
+    grows: bool = True
+
+
+_KNOWN = {
+    "sent_bytes": _Known("sent_bytes", "KV bytes that a node has sent"),
+    "received_bytes": _Known("received_bytes", "KV bytes that a node has received"),
+    "ucx_bytes": _Known("sent_ucx_bytes", "KV bytes sent through UCX"),
+    "shared_bytes": _Known("sent_shared_memory_bytes", "KV bytes sent through shared memory"),
+    "chunks_sent": _Known("sent_chunks", "Chunks that a node has sent"),
+    "chunks_received": _Known("received_chunks", "Chunks that a node has received"),
+    "chunks_discarded": _Known("discarded_chunks", "Chunks that came for nobody"),
+    "digest_mismatches": _Known("digest_mismatches", "Chunks that came with other bytes"),
+    "resumes": _Known("resumes", "Transfers that went on after a lost connection"),
+    "grants_refused": _Known("refused_grants", "Grants of a node that their source refused"),
+    "unanswered_grants": _Known("unanswered_grants", "Grants of a node that nobody answered"),
+    "peers_lost": _Known("lost_peers", "Connections that broke"),
+    "connects": _Known("connects", "Connections that a node has opened"),
+    "endpoints_closed": _Known("closed_endpoints", "Connections closed to end reads or writes"),
+    "control_send_failures": _Known("control_send_failures", "Control messages not sent"),
+    "thread_cpu_s": _Known("thread_cpu_seconds", "CPU time of the transfer thread"),
+    "source_open": _Known("open_sources", "Prefill jobs whose blocks may be fetched", grows=False),
+    "target_open": _Known("open_targets", "Decode jobs that wait for blocks", grows=False),
+    "pending_grants": _Known("pending_grants", "Grants that came before their job", grows=False),
+    "quarantined_blocks": _Known("quarantined_blocks", "Blocks that may be written", grows=False),
+    "messages_in_flight": _Known("messages_in_flight", "Messages on their way", grows=False),
+    "staging_buffers_lent": _Known("staging_buffers_lent", "Staging buffers in use", grows=False),
+}
+_REASONS = {f"{_REFUSED}{reason.value}": reason.value for reason in Reason}
+
+
+def known_counters(counters: Mapping[str, float]) -> dict[str, float]:
+    """Those that have a metric."""
+    return {name: value for name, value in counters.items() if name in _KNOWN or name in _REASONS}
+
+
+def transfer_metrics(
+    counters_by_node: Mapping[NodeName, Mapping[str, float]],
+) -> Iterator[Metric]:
+    """One family per name that any node has sent; every sample is labelled with its node."""
+    for counter, known in _KNOWN.items():
+        family_type = CounterMetricFamily if known.grows else GaugeMetricFamily
+        family = family_type(_PREFIX + known.name, known.help, labels=["node"])
+        for node, counters in counters_by_node.items():
+            if counter in counters:
+                family.add_metric([node], counters[counter])
+        if family.samples:
+            yield family
+    refusals = CounterMetricFamily(
+        f"{_PREFIX}refusals", "Messages and grants that a node refused", labels=["node", "reason"]
+    )
+    for node, counters in counters_by_node.items():
+        for counter, reason in _REASONS.items():
+            if counter in counters:
+                refusals.add_metric([node, reason], counters[counter])
+    if refusals.samples:
+        yield refusals

@@ -1,0 +1,76 @@
+"""What a scrape shows of nodes and their transfers."""
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
+
+from pdd.core.identity import NodeName
+from pdd.daemon.scheduler_metrics import ClusterMetrics
+from pdd.daemon.transfer_metrics import known_counters
+from pdd.scheduler.events import Tick
+from tests.unit.daemon.grpc_cluster import GrpcCluster, grpc_cluster
+
+COUNTERS = {
+    "sent_bytes": 4096.0,
+    "source_open": 2.0,
+    "thread_cpu_s": 0.5,
+    "refused_expired": 3.0,
+    "refused_by_mood": 1.0,
+    "invented": 9.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with capture_logs():
+        yield
+
+
+def scrape(cluster: GrpcCluster) -> list[str]:
+    registry = CollectorRegistry()
+    ClusterMetrics(cluster.scheduler.driver, registry=registry)
+    lines = generate_latest(registry).decode().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+async def test_the_transfer_counters_of_every_node_are_metrics() -> None:
+    async with grpc_cluster() as cluster:
+        node = cluster.add("prefill-0")
+        node.engine.transfer_counters = COUNTERS
+        node.start()
+        driver = cluster.scheduler.driver
+        await cluster.scheduler.until(lambda: bool(driver.transfer_counters()))
+        lines = scrape(cluster)
+        for line in (
+            'pdd_kv_transfer_sent_bytes_total{node="prefill-0"} 4096.0',
+            'pdd_kv_transfer_open_sources{node="prefill-0"} 2.0',
+            'pdd_kv_transfer_thread_cpu_seconds_total{node="prefill-0"} 0.5',
+            'pdd_kv_transfer_refusals_total{node="prefill-0",reason="expired"} 3.0',
+        ):
+            assert line in lines
+        assert not any("invented" in line or "mood" in line for line in lines)
+
+
+async def test_a_forgotten_node_leaves_no_label() -> None:
+    async with grpc_cluster() as cluster:
+        node = cluster.add("prefill-0")
+        node.engine.transfer_counters = COUNTERS
+        node.start()
+        driver = cluster.scheduler.driver
+        await cluster.scheduler.until(lambda: bool(driver.transfer_counters()))
+        await node.kill()
+        await cluster.scheduler.until(lambda: cluster.scheduler.states()["prefill-0"] == "lost")
+        cluster.scheduler.core.nodes[NodeName("prefill-0")].seen_s -= 600.0
+        driver._step(Tick())
+        assert not any("prefill-0" in line for line in scrape(cluster))
+
+
+def test_what_has_no_metric_is_not_kept() -> None:
+    assert sorted(known_counters(COUNTERS)) == [
+        "refused_expired",
+        "sent_bytes",
+        "source_open",
+        "thread_cpu_s",
+    ]
