@@ -409,7 +409,11 @@ class WorkerSide:
                     while len(self._first_tokens) > _EARLY_FIRST_TOKENS_MAX:
                         self._first_tokens.popitem(last=False)
             case DropSource():
-                self._transfer.source_abort(message.key, message.reason)
+                with self._lock:
+                    source = self._sources.get(message.key)
+                    is_held = source is not None and not source.released
+                if is_held:  # else nothing is left to free, and an abort would be counted
+                    self._transfer.source_abort(message.key, message.reason)
             case _:
                 raise AssertionError(f"the daemon sent {type(message).__name__} to a worker")
 

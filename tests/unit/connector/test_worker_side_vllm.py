@@ -356,6 +356,16 @@ class TestSent:
         worker.side._on_link_message(DropSource(key=KEY, reason="nobody wants it"))
         assert worker.engine.calls[-1] == ("source_abort", KEY, "nobody wants it")
 
+    @pytest.mark.parametrize("finished", [(), ("e1",)], ids=["released", "reported"])
+    def test_dropping_what_is_released_already_aborts_nothing(
+        self, finished: tuple[str, ...]
+    ) -> None:
+        worker = Worker()
+        worker.open_source()
+        worker.results(released(), finished=finished)
+        worker.side._on_link_message(DropSource(key=KEY, reason="nobody wants it"))
+        assert not any(call[0] == "source_abort" for call in worker.engine.calls)
+
 
 class TestPreemption:
     def test_the_forward_waits_until_nothing_reads_the_blocks(self) -> None:
