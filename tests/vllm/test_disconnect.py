@@ -52,12 +52,11 @@ def test_leaving_while_the_prompt_is_computed_frees_everything(
 def test_leaving_after_some_tokens_frees_everything(
     pair: Cluster, bound_s: float, event_count: int
 ) -> None:
-    seen = 0
     with open_stream(pair, "A very long story begins.", f"leave after {event_count}") as response:
-        for line in response.iter_lines():
-            seen += line.startswith("data: ")
-            if seen == event_count:
-                break
+        lines = response.iter_lines()  # kept: httpx closes the connection when it is dropped
+        seen = 0
+        while seen < event_count:
+            seen += next(lines).startswith("data: ")
         pair.wait_until_busy(within_s=30.0)
     pair.wait_until_idle(within_s=bound_s)
 
