@@ -340,7 +340,7 @@ async def _next_output(stream: "AsyncGenerator[RequestOutput, None]") -> "Reques
     except EngineDeadError as error:
         raise EngineFailed(f"vLLM's engine died: {error}") from error
     except EngineGenerateError as error:
-        if isinstance(error.__cause__, ValueError):
+        if isinstance(error.__cause__, ValueError | VLLMValidationError):
             raise InvalidRequest(str(error.__cause__)) from error
         raise EngineFailed(f"vLLM failed at this request: {error.__cause__!r}") from error
 
