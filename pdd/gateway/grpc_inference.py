@@ -24,6 +24,7 @@ from pdd.gateway.run import running
 from pdd.gateway.served import ServedModel
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tokenizer import Tokenizer
+from pdd.gateway.usage import measured
 from pdd.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -97,7 +98,7 @@ class InferenceServicer:
                 outcome=outcome,
                 path=None if meter.path is None else meter.path.value,
                 error=None if failure is None else str(failure),
-                prompt_tokens=None if usage is None else usage.prompt_tokens,
+                **measured(usage),
                 completion_tokens=meter.token_count,
                 ttft_s=meter.ttft_s,
                 e2e_s=meter.age_s(now_s),

@@ -29,6 +29,7 @@ from pdd.gateway.reply import Reply
 from pdd.gateway.request_ids import client_request_id, new_request_id
 from pdd.gateway.run import Run, discard, running, wait_briefly
 from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.usage import measured
 
 log = structlog.get_logger(__name__)
 
@@ -185,7 +186,7 @@ class _Answer:
             outcome=outcome,
             path=self.headers.get("x-pdd-path"),
             error=None if error is None else str(error),
-            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            **measured(usage),
             completion_tokens=self.meter.token_count,
             ttft_s=self.meter.ttft_s,
             e2e_s=self.meter.age_s(now_s),

@@ -13,16 +13,34 @@ def usage_object(usage: RequestUsage, *, request_id: RequestId) -> dict[str, obj
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "pdd": {
             "request_id": request_id,
-            "path": usage.path.value,
-            "prefill_node": usage.prefill_node,
-            "decode_node": usage.decode_node,
-            "queue_ms": round(usage.queue_ms, 3),
-            "prefill_ms": round(usage.prefill_ms, 3),
-            "transfer_ms": round(usage.transfer_ms, 3),
-            "decode_ms": round(usage.decode_ms, 3),
-            "transferred_bytes": usage.transferred_bytes,
-            "decode_computed_prompt_tokens": usage.decode_computed_prompt_tokens,
+            **_costs(usage),
         },
+    }
+
+
+def measured(usage: RequestUsage | None) -> dict[str, object]:
+    """What a request's one log line says of its costs; nothing where it did not finish."""
+    if usage is None:
+        return {}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "final_path": usage.path.value,
+        **{name: value for name, value in _costs(usage).items() if name != "path"},
+    }
+
+
+def _costs(usage: RequestUsage) -> dict[str, object]:
+    return {
+        "path": usage.path.value,
+        "prefill_node": usage.prefill_node,
+        "decode_node": usage.decode_node,
+        "queue_ms": round(usage.queue_ms, 3),
+        "prefill_ms": round(usage.prefill_ms, 3),
+        "transfer_ms": round(usage.transfer_ms, 3),
+        "decode_ms": round(usage.decode_ms, 3),
+        "transferred_bytes": usage.transferred_bytes,
+        "decode_computed_prompt_tokens": usage.decode_computed_prompt_tokens,
     }
 
 

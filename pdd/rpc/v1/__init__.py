@@ -1,1 +1,1 @@
-"""Generated from ``proto/``; ``tests/unit/rpc`` checks that it is fresh. Nothing is written here."""
+"""Generated from ``proto/``; ``tests/unit/rpc`` checks that it is fresh. Nothing is hand-made."""

@@ -333,7 +333,7 @@ FIGURE_7 = {
 
 @pytest.mark.parametrize("case", FIGURE_7)
 def test_5_3_figure_7_any_follower_is_brought_to_the_leaders_log(case: str) -> None:
-    """ "The leader handles inconsistencies by forcing the followers' logs to duplicate its own." """
+    """Section 5.3: the leader forces the followers' logs to duplicate its own."""
     leader = [1, 1, 1, 4, 4, 5, 5, 6, 6, 6]
     cluster = Cluster(3)
     cluster.given("s0", terms=leader, term=7)
