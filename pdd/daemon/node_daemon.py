@@ -36,7 +36,7 @@ from pdd.rpc.v1 import node_pb2, node_pb2_grpc
 log = structlog.get_logger(__name__)
 
 _STATUS_CHECK_INTERVAL_S = 0.1
-_INTERRUPT_LIMIT_S = 5.0
+_INTERRUPT_LIMIT_S = 3.0
 
 
 def run(config: Config) -> int:

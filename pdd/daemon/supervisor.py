@@ -57,7 +57,7 @@ from pdd.daemon.supervisor_process import (
     dismiss_guard,
     start_guard,
 )
-from pdd.daemon.supervisor_restart import RESTART_LIMIT
+from pdd.daemon.supervisor_restart import RARE_DELAY_S, RESTART_LIMIT
 from pdd.daemon.supervisor_shutdown import Shutdown
 from pdd.daemon.supervisor_state import ClusterRecord, StateDir, new_cluster_id
 from pdd.daemon.supervisor_table import Daemon, DaemonTable
@@ -234,15 +234,22 @@ class Supervisor:
         if not self._is_cluster_ready:
             raise StartFailed(f"{daemon.name} {how} before all was ready{daemon.log_tail()}")
         delay_s = daemon.budget.died(now_s=self._clock())
-        if delay_s is None:
+        if delay_s is None and daemon is self._table.scheduler:
             self._report(
                 f"{daemon.name}: {how}; given up after {RESTART_LIMIT} restarts, the cluster "
                 f"stops{daemon.log_tail()}"
             )
             return False
-        self._report(
-            f"{daemon.name}: {how}; restart in {delay_s:g} s (log: {daemon.plan.log_path})"
-        )
+        if delay_s is None:
+            delay_s = RARE_DELAY_S
+            self._report(
+                f"{daemon.name}: {how}; {RESTART_LIMIT} restarts did not help, the others serve "
+                f"without it, next try in {delay_s:g} s{daemon.log_tail()}"
+            )
+        else:
+            self._report(
+                f"{daemon.name}: {how}; restart in {delay_s:g} s (log: {daemon.plan.log_path})"
+            )
         self._update_record()
         self._background(self._clean_and_restart(daemon.name, delay_s))
         return True

@@ -137,5 +137,8 @@ def _write(path: Path, text: str) -> None:
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)  # a full disk must not stay full of half a file

@@ -72,9 +72,21 @@ def test_killed_daemon_comes_back_with_a_new_pid(start):
     assert_nothing_left(cluster)
 
 
-def test_daemon_that_keeps_dying_ends_the_cluster_with_code_1(start, tmp_path):
+def test_node_that_keeps_dying_is_tried_rarely_and_the_others_go_on(start, tmp_path):
     cluster = start(daemons=DAEMONS | {"decode-0": ["fail-again", str(tmp_path / "lived")]})
-    pid = cluster.wait_until_ready()["decode-0"]["pid"]
+    pids = {name: node["pid"] for name, node in cluster.wait_until_ready().items()}
+    os.kill(pids["decode-0"], signal.SIGKILL)
+    said = cluster.wait_for_report("5 restarts did not help")
+    assert "exited with code 4" in said
+    assert "next try in 30 s" in said
+    assert cluster.pids()["prefill-0"] == pids["prefill-0"]
+    assert cluster.stop() == 0
+    assert_nothing_left(cluster)
+
+
+def test_scheduler_that_keeps_dying_ends_the_cluster_with_code_1(start, tmp_path):
+    cluster = start(daemons=DAEMONS | {"scheduler-0": ["fail-again", str(tmp_path / "lived")]})
+    pid = cluster.wait_until_ready()["scheduler-0"]["pid"]
     os.kill(pid, signal.SIGKILL)
     assert cluster.wait() == 1
     said = cluster.everything_said()
