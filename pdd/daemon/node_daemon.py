@@ -52,8 +52,8 @@ class _NodeDaemon:
 
     async def serve(self) -> int:
         stop = stop_on_signals()
-        identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         tokenizer = load_tokenizer(Path(self._config.engine.model))
+        identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
         engine = make_engine(
             self._config,

@@ -11,6 +11,11 @@ from pdd.gateway.served import ServedModel
 
 def served_model(engine: EngineSection) -> ServedModel:
     """Name and bounds of the model. Raises ConfigError naming the file that is missing or odd."""
+    if not engine.model:
+        raise ConfigError(
+            "engine.model is empty: name a model folder; `bin/pdd setup` makes the default model "
+            "and prints its folder"
+        )
     folder = Path(engine.model)
     config = _read_json(folder / "config.json", required=True)
     text_config = config.get("text_config", config)

@@ -73,7 +73,10 @@ def convert(gguf_path: Path, folder: Path, *, name: str) -> None:
         TextColumn("steps"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:  # nothing is drawn there until the end
+        console.print(f"{name}: converting to bf16, about 20 s on an idle machine")
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(steps[0][0], total=len(steps))
         for description, run in steps:
             progress.update(task, description=description)
