@@ -1,5 +1,6 @@
 """Engines behind one interface (``port``), and the way from engine steps to frames.
 
 ``vllm_engine`` runs vLLM's AsyncLLM; ``link_server`` is the daemon's end of the socket to the
-connector's worker halves; ``output_*`` turns tokens into text and frames.
+connector's worker halves; ``synthetic`` is a whole engine without a model, real in everything but
+arithmetic; ``output_*`` turns tokens into text and frames.
 """
