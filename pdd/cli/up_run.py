@@ -90,8 +90,9 @@ def _run_in_foreground(
     from pdd.daemon.supervisor import Supervisor
 
     def on_ready(record: ClusterRecord) -> None:
-        _print_endpoint(record, as_json=request.as_json)
-        say("ready; Ctrl-C stops the cluster")
+        with suppress(OSError):  # as in _report: the cluster outlives the reader of its messages
+            _print_endpoint(record, as_json=request.as_json)
+        _report("ready; Ctrl-C stops the cluster")
 
     async def run() -> int:
         supervisor = Supervisor(
