@@ -18,7 +18,7 @@ from pdd.config.sections import Config
 from pdd.control.peers import PeerClient, PeerServicer
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
-from pdd.core.errors import PddError
+from pdd.core.errors import ConfigError, PddError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
@@ -44,6 +44,26 @@ def run(config: Config) -> int:
     return uvloop.run(_NodeDaemon(config, clock=time.monotonic).serve())
 
 
+def keep_to_cores(cores: tuple[int, ...]) -> None:
+    """Bind this process and the engine's, which inherit it. No cores: leave it as it is.
+
+    vLLM binds only its workers' threads. An engine core that polls for blocks takes most of a
+    core, and must take it from its own node, not from a prefill node beside it: measured, a
+    1000-token prompt took 3.7 s instead of 1.8 s.
+
+    Raises:
+        ConfigError: this process may not use these cores.
+    """
+    if not cores:
+        return
+    allowed = os.sched_getaffinity(0)
+    if not allowed.issuperset(cores):
+        raise ConfigError(
+            f"node.cpu_cores is {list(cores)}, this process may use {sorted(allowed)}"
+        )
+    os.sched_setaffinity(0, cores)
+
+
 class _NodeDaemon:
     def __init__(self, config: Config, *, clock: Clock) -> None:
         self._config = config
@@ -52,6 +72,7 @@ class _NodeDaemon:
 
     async def serve(self) -> int:
         stop = stop_on_signals()
+        keep_to_cores(self._config.node.cpu_cores)
         tokenizer = load_tokenizer(Path(self._config.engine.model))
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
