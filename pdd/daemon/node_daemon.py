@@ -28,6 +28,7 @@ from pdd.daemon.identity_file import next_identity
 from pdd.daemon.node_engine import load_tokenizer, make_engine
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_service import NodeService
+from pdd.daemon.served_model import model_folder
 from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.daemon.state_dir import state_dir_of
 from pdd.engine.port import Engine, EngineFailed, EngineInfo
@@ -73,7 +74,7 @@ class _NodeDaemon:
     async def serve(self) -> int:
         stop = stop_on_signals()
         keep_to_cores(self._config.node.cpu_cores)
-        tokenizer = load_tokenizer(Path(self._config.engine.model))
+        tokenizer = load_tokenizer(model_folder(self._config.engine))
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
         engine = make_engine(

@@ -61,11 +61,6 @@ def make_engine(
 
 def load_tokenizer(model: Path) -> Tokenizer:
     """The fast tokenizer of a model folder. Raises ConfigError when it has none."""
-    if model == Path():
-        raise ConfigError(
-            "engine.model is empty: name a model folder; `bin/pdd setup` makes the default model "
-            "and prints its folder"
-        )
     path = model / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(

@@ -9,14 +9,19 @@ from pdd.core.errors import ConfigError
 from pdd.gateway.served import ServedModel
 
 
-def served_model(engine: EngineSection) -> ServedModel:
-    """Name and bounds of the model. Raises ConfigError naming the file that is missing or odd."""
+def model_folder(engine: EngineSection) -> Path:
+    """Where the model lies. Raises ConfigError when none is named."""
     if not engine.model:
         raise ConfigError(
             "engine.model is empty: name a model folder; `bin/pdd setup` makes the default model "
             "and prints its folder"
         )
-    folder = Path(engine.model)
+    return Path(engine.model)
+
+
+def served_model(engine: EngineSection) -> ServedModel:
+    """Name and bounds of the model. Raises ConfigError naming the file that is missing or odd."""
+    folder = model_folder(engine)
     config = _read_json(folder / "config.json", required=True)
     text_config = config.get("text_config", config)
     own_len = text_config.get("max_position_embeddings")
