@@ -6,9 +6,10 @@ from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
 from pdd.core.sampling import Sampling
-from pdd.scheduler.core import SchedulerCore, SchedulerSettings
+from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.events import Event, NodeJoined
+from pdd.scheduler.settings import SchedulerSettings
 
 BLOCK_SIZE = 16
 

@@ -29,7 +29,8 @@ from pdd.gateway.server import serve as serve_http
 from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
-from pdd.scheduler.core import SchedulerCore, SchedulerSettings
+from pdd.scheduler.core import SchedulerCore
+from pdd.scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pdd.core.errors import AdmissionRejected, DeadlineExceeded
 from pdd.core.frames import FinishReason
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
-from pdd.scheduler.core import SchedulerCore, SchedulerSettings
+from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import (
     Announce,
     Cancel,
@@ -41,6 +41,7 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.requests import Phase
+from pdd.scheduler.settings import SchedulerSettings
 from tests.builders import make_finish, make_identity, make_joined, make_request
 
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")

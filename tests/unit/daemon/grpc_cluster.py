@@ -16,7 +16,8 @@ from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_service import NodeService
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
-from pdd.scheduler.core import SchedulerCore, SchedulerSettings
+from pdd.scheduler.core import SchedulerCore
+from pdd.scheduler.settings import SchedulerSettings
 from tests.builders import make_identity
 from tests.unit.daemon.fake_engine import INFO, FakeEngine, letter_tokenizer
 

@@ -1,0 +1,24 @@
+"""What is true between any two events."""
+
+from pdd.scheduler.requests import Phase
+from pdd.scheduler.state import State
+
+
+def check(state: State) -> None:
+    """Assert the invariants; for tests and for idle moments."""
+    assert state.queue == sorted(state.queue, key=state.turn), "the queue is out of order"
+    queued = set(state.queue)
+    assert len(queued) == len(state.queue), "a request is queued twice"
+    for request_id, request in state.requests.items():
+        assert (request.phase is Phase.QUEUED) == (request_id in queued), request_id
+        if request.phase is not Phase.QUEUED:
+            runs_on = request.runs_on()
+            assert runs_on is not None, f"{request_id} runs nowhere"
+            assert request_id in state.nodes[runs_on].leases, f"{request_id} holds no lease"
+    for node in state.nodes.values():
+        for request_id in node.leases:
+            holder = state.requests.get(request_id)
+            assert holder is not None, f"{node.name} leases blocks to nobody: {request_id}"
+            assert node.name in (holder.prefill, holder.decode), request_id
+            assert holder.phase is not Phase.QUEUED, request_id
+        assert node.unleased_block_count() >= 0, f"{node.name} promised too many blocks"

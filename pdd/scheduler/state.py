@@ -1,0 +1,72 @@
+"""All that the scheduler core knows: nodes, requests and who waits. The other modules act on it.
+
+It keeps no clock and draws no random numbers.
+"""
+
+from bisect import insort
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from pdd.core.identity import NodeName, NodeState, RequestId
+from pdd.scheduler.effects import Cancel, Effect
+from pdd.scheduler.nodes import Node
+from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.settings import SchedulerSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """``queue``: who waits for room, sorted by ``turn``. ``completions_s``: the latest ones."""
+
+    settings: SchedulerSettings
+    nodes: dict[NodeName, Node] = field(default_factory=dict)
+    requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
+    queue: list[RequestId] = field(default_factory=list)
+    arrival_count: int = 0
+    completions_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def enqueue(self, request: Request) -> None:
+        """At its turn among those who wait."""
+        insort(self.queue, request.request.request_id, key=self.turn)
+
+    def turn(self, request_id: RequestId) -> tuple[bool, int, int]:
+        """Place in the queue: interrupted requests, then lower priority, then earlier arrival."""
+        request = self.requests[request_id]
+        return request.generation == 0, request.request.priority, request.arrival_index
+
+    def current(self, request_id: RequestId, generation: int) -> Request | None:
+        """The request, unless it is over or the news is from an older attempt."""
+        request = self.requests.get(request_id)
+        return request if request is not None and request.generation == generation else None
+
+    def holds(self, name: NodeName, request: Request) -> bool:
+        """Whether a node that can be spoken to may run a job of the request."""
+        node = self.nodes.get(name)
+        return (
+            node is not None
+            and node.state is not NodeState.LOST
+            and request.request.request_id in node.leases
+        )
+
+    def cancels(self, request: Request) -> list[Cancel]:
+        """What makes its nodes forget the request."""
+        return [
+            Cancel(node=name, request_id=request.request.request_id)
+            for name in (request.prefill, request.decode)
+            if name is not None and self.holds(name, request)
+        ]
+
+    def release(self, request: Request) -> None:
+        """End its leases."""
+        for name in (request.prefill, request.decode):
+            if name is not None and name in self.nodes:
+                self.nodes[name].release(request.request.request_id)
+
+    def end(self, request: Request) -> list[Effect]:
+        """Forget a request. Returns nothing to do, for use inside effect lists."""
+        if request.phase is Phase.QUEUED:
+            self.queue.remove(request.request.request_id)
+        self.release(request)
+        request.enter(Phase.FINISHED)
+        del self.requests[request.request.request_id]
+        return []
