@@ -214,7 +214,8 @@ class TransferSection(Section):
     """How KV blocks travel between nodes."""
 
     transport: TransferTransport = TransferTransport.AUTO
-    """Lanes that UCX may choose from: auto, tcp or rdma."""
+    """What blocks travel over. tcp and rdma: that, through UCX. auto: rdma where devices name such
+    a device, else tcp; and shared memory between nodes of one host and user."""
 
     devices: tuple[str, ...] = ()
     """Network devices that UCX may use, for example mlx5_0:1. Empty: loopback only."""

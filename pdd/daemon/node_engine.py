@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from pdd.config.sections import Config, EngineKind, EngineSection
+from pdd.config.sections import Config, EngineKind, EngineSection, TransferTransport
 from pdd.core.errors import ConfigError
 from pdd.core.identity import NodeIdentity
 from pdd.core.ports import Clock
@@ -80,6 +80,7 @@ def transfer_settings(config: Config) -> TransferSettings:
     flip, fail = faults.transfer_flip_byte_in_chunk, faults.transfer_fail_chunk
     return TransferSettings(
         digest=transfer.digest,
+        shared_memory=transfer.transport is TransferTransport.AUTO,
         pending_grant_timeout_s=transfer.grant_timeout_s,
         faults=TransferFaults(
             delay_s=faults.transfer_delay_s,

@@ -12,7 +12,7 @@ a chunk and its copy into the pool.
 
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -121,6 +121,7 @@ class TransferDriver:
             new_nonce=lambda: secrets.randbelow((1 << NONCE_BITS) - 1) + 1,
         )
         self._peers: dict[PeerId, Peer] = {}
+        self._finals: deque[tuple[object, bool]] = deque()
 
     def _make_staging(self) -> Staging:
         staging = Staging(
@@ -222,21 +223,34 @@ class TransferDriver:
     # ------------------------------------------------------------------------------ the loop
 
     def step(self) -> bool:
-        """Progress, finals, lost peers, timers, one chunk per peer. True when anything was done."""
-        busy = self._transport.progress(self._settings.progress_budget_s)
-        for token, ok in self._transport.take_finals():
-            busy = True
-            self._on_final(token, ok)
-        for peer in self._transport.take_lost():
-            busy = True
-            self._on_lost(peer)
+        """Progress, finals, lost peers, timers, one chunk per peer. True when anything was done.
+
+        Progress, finals and chunks may each take the budget and what they have begun, so that a
+        command (a cancel) waits for three budgets at most, however many peers are busy.
+        """
+        busy = self._transport.progress(self._settings.round_budget_s)
+        self._finals.extend(self._transport.take_finals())
+        busy |= self._handle_finals()
+        if not self._finals:  # a peer is lost only after what its messages came to is known
+            for peer in self._transport.take_lost():
+                busy = True
+                self._on_lost(peer)
         busy |= self._give_later()
         now_s = self._clock()
         for protocol, give in ((self._source, self.source), (self._target, self.target)):
             wakeup_s = protocol.next_wakeup_s()
             if wakeup_s is not None and wakeup_s <= now_s:
                 give(Ticked())
-        return self._sender.send_due() or busy
+        return self._sender.send_due(self._settings.round_budget_s) or busy
+
+    def _handle_finals(self) -> bool:
+        """The copies of received chunks are made here; what does not fit waits for a round."""
+        if not self._finals:
+            return False
+        end_s = self._clock() + self._settings.round_budget_s
+        while self._finals and self._clock() < end_s:
+            self._on_final(*self._finals.popleft())
+        return True
 
     def _give_later(self) -> bool:
         """Events born while effects were obeyed; a protocol is never entered twice at once."""
@@ -260,6 +274,8 @@ class TransferDriver:
             )
             if at_s is not None
         ]
+        if self._finals:
+            return 0.0
         sleep_s = max(0.0, min(times) - self._clock()) if times else None
         if self._transport.in_flight():
             return ACTIVE_POLL_S if sleep_s is None else min(sleep_s, ACTIVE_POLL_S)

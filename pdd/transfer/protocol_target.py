@@ -368,7 +368,7 @@ class TargetProtocol:
             return False
         if record.piece_count > PIECES_PER_CHUNK:
             return False
-        if record.shared_page and not (want.shared and self._settings.digest):
+        if record.shared_page and not want.shared:
             return False
         return not (self._settings.digest and record.digest == 0)
 

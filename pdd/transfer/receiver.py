@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pdd.transfer.digest import digest_of
+from pdd.transfer.digest import RunningDigest, digest_of
 from pdd.transfer.pool import ByteArray
 from pdd.transfer.protocol_values import ChunkReceived, DiscardChunk, PostRecord, ReceiveChunk
 from pdd.transfer.settings import TransferSettings
@@ -214,8 +214,14 @@ class Receiver:
             self._over(record, ok=False)
             return
         packed = mapped[start : start + record.size_bytes]
-        self._share_of(receiving.peer).pool.scatter(receiving.block_ids, packed)
-        self._over(record, ok=True, digest=self._digest_of_blocks(receiving))
+        pool = self._share_of(receiving.peer).pool
+        if not self._settings.digest:
+            pool.scatter(receiving.block_ids, packed)
+            self._over(record, ok=True)
+            return
+        digest = RunningDigest()
+        pool.scatter(receiving.block_ids, packed, digest.update)
+        self._over(record, ok=True, digest=digest.value())
 
     def _over(self, record: Record, *, ok: bool, digest: int = 0) -> None:
         self.later.append(

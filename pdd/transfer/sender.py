@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pdd.transfer.digest import digest_of
-from pdd.transfer.pool import ByteArray
+from pdd.transfer.digest import RunningDigest, digest_of
+from pdd.transfer.pool import BlockPool, ByteArray
 from pdd.transfer.protocol_values import ChunkSent, SendChunk, SendRecord
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.share import Share
@@ -82,11 +82,21 @@ class Sender:
         if not any(isinstance(waiting, SendChunk) for _, waiting in outbox.waiting):
             self._send_next(effect.peer, outbox)
 
-    def send_due(self) -> bool:
-        """Post what is due to every peer, one chunk each at most. True when anything was."""
+    def send_due(self, budget_s: float) -> bool:
+        """Post what is due, one chunk per peer at most and for about ``budget_s``.
+
+        True when anything was. Peers take turns, so that one that comes after the budget's end is
+        the first of the next round.
+        """
         sent = False
+        end_s = self._clock() + budget_s
         for peer, outbox in list(self._outboxes.items()):
-            sent |= self._send_next(peer, outbox)
+            if self._send_next(peer, outbox):
+                sent = True
+                if peer in self._outboxes:
+                    self._outboxes[peer] = self._outboxes.pop(peer)
+            if self._clock() >= end_s:
+                break
         return sent
 
     def next_s(self) -> float | None:
@@ -169,14 +179,14 @@ class Sender:
             buffer = self._staging.take(effect.peer, size)
             if buffer is None:
                 return False
-            share.pool.gather(effect.block_ids, buffer[:size])
+            digest = self._gather(share.pool, effect, buffer[:size])
             piece_bytes, pieces = size, [buffer[:size]]
         else:
             piece_bytes = share.piece_bytes(effect.block_ids, effect.target_block_ids)
             cut = share.pool.pieces(effect.block_ids, piece_bytes)
             assert cut is not None, "pieces are planned to be contiguous here"
             pieces = [share.pool.part(*piece) for piece in cut]
-        digest = digest_of(pieces) if self._settings.digest else 0
+            digest = digest_of(pieces) if self._settings.digest else 0
         if self._damaged(effect):
             pieces = [piece.copy() for piece in pieces]  # the pool itself is left alone
             pieces[0][len(pieces[0]) // 2] ^= 0xFF
@@ -204,8 +214,7 @@ class Sender:
         pool = self._share_of(effect.peer).pool
         size = len(effect.block_ids) * pool.block_bytes
         packed = shared.part(slot, size)
-        pool.gather(effect.block_ids, packed)
-        digest = digest_of([packed])
+        digest = self._gather(pool, effect, packed)
         if self._damaged(effect):
             packed[size // 2] ^= 0xFF
         page = shared.offset(slot) // PAGE_BYTES + 1
@@ -223,6 +232,15 @@ class Sender:
         self._send_record(effect.peer, record)
         self._counters["chunks_sent"] += 1
         return True
+
+    def _gather(self, pool: BlockPool, effect: SendChunk, packed: ByteArray) -> int:
+        """Copy a chunk out of the pool; returns its digest, 0 when they are off."""
+        if not self._settings.digest:
+            pool.gather(effect.block_ids, packed)
+            return 0
+        digest = RunningDigest()
+        pool.gather(effect.block_ids, packed, digest.update)
+        return digest.value()
 
     def _damaged(self, effect: SendChunk) -> bool:
         faults = self._settings.faults

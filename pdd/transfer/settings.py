@@ -28,14 +28,16 @@ class TransferSettings:
 
     ``digest``: xxh3 over every chunk at both ends. Off: completeness is still checked by message
         count, but damage is not seen. Must be off for GPU pools.
-    ``shared_memory``: between ranks of one host and user, the bytes go through shared memory (see
-        ``shared``) and only records over UCX. Both ranks must have it on, with ``digest``.
+    ``shared_memory``: between ranks of one host and user with pools in host memory, the bytes go
+        through shared memory (see ``shared``) and only records over UCX. Both ranks must have it
+        on; else all goes over UCX.
     ``shared_slots``: chunks that this rank's shared memory holds.
     ``chunk_bytes``: blocks are sent in chunks of about this size (at least one block).
     ``window_chunks``: chunks on the way to one peer; more wait at the source.
     ``stage_below_bytes``: contiguous stretches shorter than this are gathered into, and scattered
         from, staging buffers; longer ones travel from pool to pool.
-    ``progress_budget_s``: longest time UCX may work before commands are looked at again.
+    ``round_budget_s``: longest time that UCX, then the handling of what it brought, then the
+        sending of what is due may each take before commands are looked at again.
     ``grant_repeat_s``: first pause before an unanswered control message is sent again; doubles up
         to ``control_repeat_limit_s``, and ends with the transfer's own deadline.
     ``answer_timeout_s``: a source that has not answered a grant in band by then is taken for lost.
@@ -51,12 +53,12 @@ class TransferSettings:
     """
 
     digest: bool = True
-    shared_memory: bool = False
+    shared_memory: bool = True
     shared_slots: int = 16
     chunk_bytes: int = 4 * MIB
     window_chunks: int = 8
     stage_below_bytes: int = 256 * 1024
-    progress_budget_s: float = 0.005
+    round_budget_s: float = 0.004
     grant_repeat_s: float = 0.25
     answer_timeout_s: float = 5.0
     control_repeat_limit_s: float = 2.0

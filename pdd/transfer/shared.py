@@ -8,11 +8,17 @@ through the kernel and its system calls.
 The death of either side harms nobody: it is noticed on the UCX connection, and the mapping of a
 dead source's memory stays readable. There is no name in a file system that could be left behind:
 the memory is reached through ``/proc/PID/fd/FD``, which the kernel allows to the same user only.
+Its random name tells it from whatever a later process with the same PID has open there, and its
+size is sealed, so that reading it can never end in SIGBUS.
+
+Both sides ask for huge pages: with small ones the copies run at two thirds of the speed.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +27,7 @@ from pdd.transfer.pool import ByteArray
 from pdd.transfer.values import PeerId
 from pdd.wire.address import RankAddress
 
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 PAGE_BYTES = 4096
 """Unit of ``Record.shared_page``; slots begin at multiples of it."""
 
@@ -41,9 +48,12 @@ class SharedSlots:
     def __init__(self, *, slot_bytes: int, slot_count: int, per_peer: int) -> None:
         self.slot_bytes = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
         self.size_bytes = self.slot_bytes * slot_count
-        self._fd = os.memfd_create("pdd-kv", os.MFD_CLOEXEC)
+        self._name = f"pdd-kv-{secrets.token_hex(16)}"
+        self._fd = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, self.size_bytes)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         self._map = mmap.mmap(self._fd, self.size_bytes)
+        _want_huge_pages(self._map)
         self._memory: ByteArray = np.frombuffer(self._map, np.uint8)
         self._free = list(range(slot_count))
         self._per_peer = per_peer
@@ -56,6 +66,7 @@ class SharedSlots:
             host=host_id(),
             pid=os.getpid(),
             fd=self._fd,
+            name=self._name,
             size_bytes=self.size_bytes,
         )
 
@@ -97,9 +108,27 @@ def attach(address: RankAddress, *, host: str) -> ByteArray | None:
     except OSError:
         return None
     try:
+        if not _is_the_memory_of(address, fd):
+            return None
         mapped = mmap.mmap(fd, address.size_bytes, prot=mmap.PROT_READ)
+        _want_huge_pages(mapped)
     except (OSError, ValueError):
         return None
     finally:
         os.close(fd)
     return np.frombuffer(mapped, np.uint8)
+
+
+def _want_huge_pages(mapped: mmap.mmap) -> None:
+    with contextlib.suppress(OSError):  # a kernel without them: slower, nothing else
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+
+
+def _is_the_memory_of(address: RankAddress, fd: int) -> bool:
+    """Whether ``fd`` is what ``address`` describes, with a size that can change no more."""
+    named = os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{address.name} ")
+    return (
+        named
+        and os.fstat(fd).st_size == address.size_bytes
+        and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    )

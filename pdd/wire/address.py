@@ -1,6 +1,6 @@
 """How a rank can be reached by other ranks: one opaque value, passed on by the daemons.
 
-``b"PDA1"`` + msgpack ``[ucx_address, host, pid, fd, size_bytes]``. The last four describe the
+``b"PDA1"`` + msgpack ``[ucx_address, host, pid, fd, name, size_bytes]``. The last five describe the
 rank's shared memory (``transfer.shared``); ``host`` is empty where it has none.
 """
 
@@ -19,13 +19,21 @@ class RankAddress:
     host: str = ""
     pid: int = 0
     fd: int = 0
+    name: str = ""
     size_bytes: int = 0
 
 
 def pack_address(address: RankAddress) -> bytes:
     """Write an address."""
     packed: bytes = msgpack.packb(
-        [address.ucx_address, address.host, address.pid, address.fd, address.size_bytes]
+        [
+            address.ucx_address,
+            address.host,
+            address.pid,
+            address.fd,
+            address.name,
+            address.size_bytes,
+        ]
     )
     return _MAGIC + packed
 
@@ -39,11 +47,14 @@ def unpack_address(data: bytes) -> RankAddress:
     if not data.startswith(_MAGIC):
         raise ValueError(f"a rank's address begins with {_MAGIC!r}, not {data[:4]!r}")
     try:
-        ucx_address, host, pid, fd, size_bytes = msgpack.unpackb(data[len(_MAGIC) :])
+        ucx_address, host, pid, fd, name, size_bytes = msgpack.unpackb(data[len(_MAGIC) :])
     except Exception as error:  # msgpack raises half a dozen unrelated types
         raise ValueError(f"a rank's address cannot be read: {error}") from error
-    address = RankAddress(ucx_address=ucx_address, host=host, pid=pid, fd=fd, size_bytes=size_bytes)
+    address = RankAddress(
+        ucx_address=ucx_address, host=host, pid=pid, fd=fd, name=name, size_bytes=size_bytes
+    )
     numbers_fit = all(isinstance(n, int) and n >= 0 for n in (pid, fd, size_bytes))
-    if not (isinstance(ucx_address, bytes) and isinstance(host, str) and numbers_fit):
-        raise ValueError("a rank's address holds bytes, text and three numbers")
+    texts_fit = isinstance(host, str) and isinstance(name, str)
+    if not (isinstance(ucx_address, bytes) and texts_fit and numbers_fit):
+        raise ValueError("a rank's address holds bytes, two texts and three numbers")
     return address

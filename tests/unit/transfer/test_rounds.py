@@ -1,0 +1,127 @@
+"""One round of the driver is short, however much has come in and however many peers wait."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pdd.core.identity import NodeIdentity
+from pdd.transfer.driver import TransferDriver
+from pdd.transfer.pool import BlockPool
+from pdd.transfer.protocol_values import SendChunk
+from pdd.transfer.sender import Sending
+from pdd.transfer.settings import TransferSettings
+from pdd.transfer.values import PeerId
+
+BUDGET_S = 0.004
+
+
+class Clock:
+    """Each look at it takes a millisecond, as a chunk's copy would between two looks."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        self.now_s += 0.001
+        return self.now_s
+
+
+class Transport:
+    """Hands out what the test has put in; keeps what was sent."""
+
+    def __init__(self):
+        self.finals, self.lost, self.sent = [], [], []
+
+    def progress(self, budget_s):
+        return False
+
+    def take_finals(self):
+        taken, self.finals = self.finals, []
+        return taken
+
+    def take_lost(self):
+        taken, self.lost = self.lost, []
+        return taken
+
+    def send(self, peer, tag, buffer, token):
+        if token is not None:
+            self.sent.append(peer)
+
+    def in_flight(self):
+        return 0
+
+
+class Rig:
+    def __init__(self):
+        self.transport, self.clock = Transport(), Clock()
+        self.counters = Counter()
+        self.driver = TransferDriver(
+            pool=BlockPool.contiguous(np.zeros(800, np.uint8), block_bytes=100),
+            identity=NodeIdentity(name="a", uuid="a", boot_epoch=1),
+            settings=TransferSettings(round_budget_s=BUDGET_S),
+            transport=self.transport,
+            address=b"",
+            send_control=lambda peer, payload: None,
+            emit=lambda event: None,
+            counters=self.counters,
+            clock=self.clock,
+        )
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+def peer(number):
+    return PeerId(uuid=f"peer-{number}", boot_epoch=1, rank=0)
+
+
+def test_finals_beyond_the_budget_wait_for_later_rounds_and_none_is_forgotten(rig):
+    waiting = [Sending(peer=peer(0), nonce=1, serial=n, size_bytes=1, left=2) for n in range(40)]
+    rig.transport.finals = [(sending, True) for sending in waiting]
+    done = []
+    while len(done) < 40:
+        assert rig.driver.step()
+        before, done = len(done), [sending for sending in waiting if sending.left == 1]
+        assert 1 <= len(done) - before <= 5
+    assert done == waiting[:40]
+
+
+def test_a_lost_peer_is_told_of_only_after_all_that_came_from_it(rig):
+    waiting = [Sending(peer=peer(0), nonce=1, serial=n, size_bytes=1, left=2) for n in range(9)]
+    rig.transport.finals = [(sending, False) for sending in waiting]
+    rig.transport.lost = [peer(0)]
+    rig.driver.step()
+    assert any(sending.left == 2 for sending in waiting)
+    assert rig.driver.sleep_s() == 0.0
+    assert not rig.counters["peers_lost"]
+    while any(sending.left == 2 for sending in waiting):
+        rig.driver.step()
+    rig.driver.step()
+    assert rig.counters["peers_lost"] == 1
+
+
+def test_many_peers_take_turns_in_rounds_that_stay_short(rig):
+    for number in range(30):
+        for serial in range(2):
+            chunk = SendChunk(
+                peer=peer(number),
+                nonce=number + 1,
+                serial=serial,
+                number=serial,
+                first_index=0,
+                block_ids=(0,),
+                target_block_ids=(0,),
+                shared=False,
+            )
+            rig.driver._sender.enqueue(chunk)
+    rounds = []
+    while len(rig.transport.sent) < 60:
+        before = len(rig.transport.sent)
+        rig.driver.step()
+        rounds.append(len(rig.transport.sent) - before)
+    assert max(rounds) <= 5
+    firsts = rig.transport.sent[:30]
+    assert len(set(firsts)) == 30

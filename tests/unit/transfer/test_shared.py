@@ -1,0 +1,72 @@
+"""Shared memory between ranks: found by its description only, and read without danger."""
+
+import dataclasses
+import os
+
+import pytest
+
+from pdd.transfer.shared import PAGE_BYTES, SharedSlots, attach, host_id
+
+
+@pytest.fixture
+def slots():
+    made = SharedSlots(slot_bytes=PAGE_BYTES + 1, slot_count=3, per_peer=2)
+    yield made
+    made.close()
+
+
+def test_a_target_reads_what_the_source_has_written_into_a_slot(slots):
+    slot = slots.take("peer")
+    slots.part(slot, 5)[:] = range(5)
+    mapped = attach(slots.address(b""), host=host_id())
+    start = slots.offset(slot)
+    assert mapped[start : start + 5].tolist() == [0, 1, 2, 3, 4]
+    assert not mapped.flags.writeable
+
+
+def test_slots_begin_at_pages_and_are_lent_up_to_both_bounds(slots):
+    assert slots.slot_bytes == 2 * PAGE_BYTES
+    lent = [slots.take("one"), slots.take("one"), slots.take("one"), slots.take("two")]
+    assert sorted(slot for slot in lent if slot is not None) == [0, 1, 2]
+    assert lent[2] is None  # two for one peer
+    assert slots.take("two") is None  # three over all
+    slots.give("one", lent[0])
+    assert slots.take("two") == lent[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "pdd-kv-of-another-process"},
+        {"name": ""},
+        {"host": "elsewhere"},
+        {"host": ""},
+        {"size_bytes": 3 * PAGE_BYTES},
+        {"size_bytes": 0},
+        {"fd": 1 << 20},
+        {"pid": 0},
+    ],
+)
+def test_memory_that_is_not_the_described_one_is_not_mapped(slots, change):
+    address = dataclasses.replace(slots.address(b""), **change)
+    assert attach(address, host=host_id()) is None
+
+
+def test_memory_whose_size_could_still_change_is_not_mapped(slots):
+    fd = os.memfd_create("pdd-kv-soft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, slots.size_bytes)
+        soft = dataclasses.replace(slots.address(b""), fd=fd, name="pdd-kv-soft")
+        assert attach(soft, host=host_id()) is None
+    finally:
+        os.close(fd)
+
+
+def test_a_mapping_outlives_the_source():
+    made = SharedSlots(slot_bytes=PAGE_BYTES, slot_count=1, per_peer=1)
+    made.part(made.take("peer"), 1)[:] = 7
+    address = made.address(b"")
+    mapped = attach(address, host=host_id())
+    made.close()
+    assert mapped[0] == 7
+    assert attach(address, host=host_id()) is None
