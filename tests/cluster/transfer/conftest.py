@@ -112,11 +112,11 @@ def make_ranks():
     """Build linked ranks; all are closed when the test is over."""
     built = []
 
-    def make(*, layout="layer", source=None, target=None, target_layout=None):
-        shared = layout == "shared"
+    def make(*, layout="layer", source=None, target=None, target_layout=None, shared=None):
+        lanes = shared or (layout == "shared", layout == "shared")
         source, target = (
-            dataclasses.replace(given or TransferSettings(), shared_memory=shared)
-            for given in (source, target)
+            dataclasses.replace(given or TransferSettings(), shared_memory=lane)
+            for given, lane in zip((source, target), lanes, strict=True)
         )
         ranks = (
             Rank("prefill", make_pool(layout=layout), source),

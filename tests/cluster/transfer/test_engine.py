@@ -145,12 +145,65 @@ def test_shared_memory_carries_the_bytes_when_both_sides_have_it(make_ranks):
     assert isinstance(target.next_events()[0], TargetCompleted)
     source.next_events()
     assert source.engine.stats()["shared_bytes"] == len(SOURCE_IDS) * source.pool.block_bytes
-    source, target = make_ranks(source=dataclasses.replace(SMALL, shared_memory=True))
+
+
+@pytest.mark.parametrize("shared", [(True, False), (False, True)])
+def test_one_side_with_shared_memory_sends_over_ucx(make_ranks, shared):
+    source, target = make_ranks(source=SMALL, target=SMALL, shared=shared)
     start(source, target)
     append_all(source)
     assert isinstance(target.next_events()[0], TargetCompleted)
     source.next_events()
     assert source.engine.stats()["shared_bytes"] == 0
+    assert target.bytes_of(TARGET_IDS) == source.bytes_of(SOURCE_IDS)
+
+
+@pytest.mark.parametrize("layout", ["layer", "block", "shared"])
+def test_without_digests_the_same_blocks_arrive(make_ranks, layout):
+    blind = dataclasses.replace(SMALL, digest=False)
+    source, target = make_ranks(layout=layout, source=blind, target=blind)
+    start(source, target)
+    append_all(source)
+    assert isinstance(target.next_events()[0], TargetCompleted)
+    assert target.bytes_of(TARGET_IDS) == source.bytes_of(SOURCE_IDS)
+
+
+@pytest.mark.parametrize("layout", ["layer", "block", "shared"])
+def test_two_ranks_send_to_each_other_at_the_same_time(make_ranks, layout):
+    one, two = make_ranks(layout=layout, source=SMALL, target=SMALL)
+    theirs = [33, 34, 35, 36]  # of the second rank, which the first pulls while it sends
+    free = [14, 15, 16, 18]
+    two.pool.memory[:] = 5
+    start(one, two)
+    two.engine.source_open("back", deadline_s=30.0)
+    one.engine.target_open("back", source=two.peer, first_index=0, block_ids=free, deadline_s=30.0)
+    two.engine.source_append("back", first_index=0, block_ids=theirs, last=True)
+    append_all(one)
+    ended = one.next_events(2) + two.next_events(2)
+    assert {(type(event), event.key) for event in ended} == {
+        (TargetCompleted, "k"),
+        (SourceReleased, "k"),
+        (TargetCompleted, "back"),
+        (SourceReleased, "back"),
+    }
+    assert two.bytes_of(TARGET_IDS) == one.bytes_of(SOURCE_IDS)
+    assert one.bytes_of(free) == two.bytes_of(theirs)
+    assert one.engine.stats()["connects"] == 1
+
+
+def test_a_sequence_moves_on_from_one_target_to_the_next(make_ranks):
+    source, target = make_ranks(source=SMALL, target=SMALL)
+    start(source, target)
+    append_all(source)
+    assert isinstance(target.next_events()[0], TargetCompleted)
+    target.engine.source_open("moved", deadline_s=30.0)
+    target.engine.source_append("moved", first_index=0, block_ids=TARGET_IDS, last=True)
+    free = [31, 32, 33, 34, 35, 36, 37, 8, 10]
+    source.engine.target_open(
+        "moved", source=target.peer, first_index=0, block_ids=free, deadline_s=30.0
+    )
+    source.next_events(2)  # its release, and the end of what came back
+    assert source.bytes_of(free) == source.bytes_of(SOURCE_IDS)
 
 
 def test_a_cancelled_target_is_quiet_while_the_source_still_holds_chunks_back(make_ranks):
