@@ -48,6 +48,7 @@ def add_to(group: click.Group) -> None:
 @click.option("--repetitions", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--no-digest", is_flag=True, help="Move the blocks without digests.")
 @click.option("--no-exposed", is_flag=True, help="Leave out the chunked prompts.")
+@click.option("--no-cancels", is_flag=True, help="Leave out how soon a cancel is obeyed.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def transfer(
     blocks: int | None,
@@ -59,6 +60,7 @@ def transfer(
     repetitions: int,
     no_digest: bool,
     no_exposed: bool,
+    no_cancels: bool,
     output: str,
 ) -> None:
     """Move KV blocks between two processes and verify every byte.
@@ -68,12 +70,14 @@ def transfer(
     arrive in chunks of 512 tokens.
     """
     from pdd.transfer import benchmark
+    from pdd.transfer.benchmark_pair import Case
+    from pdd.transfer.benchmark_perftest import perftest
 
     chosen = list(benchmark.CASES)
     if blocks is not None:
         layers = 1 if layout == "block" else 30
         chosen = [
-            benchmark.Case(
+            Case(
                 name="custom",
                 block_count=blocks,
                 layer_count=layers,
@@ -87,7 +91,7 @@ def transfer(
             raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(sorted(known))}")
         chosen = [case for case in chosen if case.name in cases]
     lanes = ["tcp", "shm"] if transport == "auto" else [transport]
-    ceiling = benchmark.perftest()
+    ceiling = perftest()
     rows = []
     for case in chosen:
         for lane in lanes:
@@ -116,8 +120,13 @@ def transfer(
                         block_tokens=_BLOCK_TOKENS,
                     )
                 )
+    cancels = []
+    if not no_cancels:
+        for lane in lanes:
+            click.echo(f"cancels, {lane} ...", err=True)
+            cancels.append(benchmark.measure_cancel(chosen[0], transport=lane))
     if output == "json":
-        click.echo(json.dumps({"rows": rows, "exposed": exposed}))
+        click.echo(json.dumps({"rows": rows, "exposed": exposed, "cancel": cancels}))
         return
     for line in _table(rows):
         click.echo(line)
@@ -126,6 +135,11 @@ def transfer(
             f"prompt {part['prompt_tokens']:>6} tokens in chunks of {part['chunk_tokens']}, "
             f"{part['transport']}: exposed {part['exposed_ms']} ms, last chunk alone "
             f"{part['last_chunk_ms']} ms, whole transfer {part['whole_ms']} ms"
+        )
+    for part in cancels:
+        click.echo(
+            f"{part['cancels']} cancels while case {part['case']} moves over {part['transport']}: "
+            f"p50 {part['p50_ms']} ms, p99 {part['p99_ms']} ms, longest {part['max_ms']} ms"
         )
 
 

@@ -1,4 +1,5 @@
-from pdd.transfer.benchmark import CASES, parse_perftest
+from pdd.transfer.benchmark import CASES
+from pdd.transfer.benchmark_perftest import parse_perftest
 
 OUTPUT = """
 +--------------+--------------+------------------------------+---------------------+
