@@ -1,10 +1,13 @@
 """Version of the messages between nodes and schedulers.
 
-History: 1, first version.
+History: 1, first version. 2, a scheduler tells nodes of their peers (``PeersJoined``,
+``PeerLeft``) and nodes report their connections (``NodeStatus.links``).
 """
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Spoken by this build."""
+PEERS_SINCE_VERSION = 2
+"""A node of an older version connects when the first request needs it."""
 
 
 def accepted_versions(newest: int) -> tuple[int, ...]:

@@ -28,10 +28,12 @@ from pdd.scheduler.effects import (
     Cancel,
     Complete,
     Disconnect,
+    DismissPeer,
     Effect,
     Fail,
     ForgetNode,
     GiveFirstToken,
+    IntroducePeers,
     Submit,
 )
 from pdd.scheduler.events import (
@@ -72,6 +74,7 @@ class SchedulerDriver:
         self._sessions: dict[NodeName, NodeSession] = {}
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
+        self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
         self._streams: dict[RequestId, RequestStream] = {}
         self._crash: Exception | None = None
         self._crashed = asyncio.Event()
@@ -152,6 +155,9 @@ class SchedulerDriver:
                 self._transfer_counters[session.identity.name] = known_counters(
                     status.transfer_counters
                 )
+                self._links[session.identity.name] = [
+                    link for link in status.links if link.peer in self._core.nodes
+                ]
                 self._step(
                     NodeReported(
                         node=session.identity.name,
@@ -189,6 +195,7 @@ class SchedulerDriver:
         if self._sessions.get(name) is not session:
             return  # another stream, perhaps of the same life, has taken over, or it was cut
         del self._sessions[name]
+        self._links.pop(name, None)
         log.warning("node_lost", node=name, reason=reason)
         self._step(NodeLost(identity=session.identity, reason=reason))
 
@@ -210,6 +217,7 @@ class SchedulerDriver:
                     waiting_sequence_count=node.waiting_sequence_count,
                     pid=hello.pid,
                     model=hello.model,
+                    links=self._links.get(name, ()),
                 )
             )
         return infos
@@ -288,6 +296,26 @@ class SchedulerDriver:
                 log.info("node_forgotten", node=effect.node)
                 del self._hellos[effect.node]
                 self._transfer_counters.pop(effect.node, None)
+                self._links.pop(effect.node, None)
+            case IntroducePeers():
+                session = self._sessions.get(effect.node)
+                if session is not None:
+                    peers = [self._peer(peer.name) for peer in effect.peers]
+                    session.introduce(peers, complete=effect.complete)
+            case DismissPeer():
+                session = self._sessions.get(effect.node)
+                if session is not None:
+                    session.dismiss(effect.peer)
+
+    def _peer(self, name: NodeName) -> cluster_pb2.PeerNode:
+        """A node as its join told."""
+        hello = self._hellos[name]
+        return cluster_pb2.PeerNode(
+            identity=hello.identity,
+            address=hello.address,
+            ucx_worker_addresses=hello.ucx_worker_addresses,
+            fingerprint=hello.fingerprint,
+        )
 
     def _submit(self, effect: Submit) -> None:
         session = self._sessions.get(effect.node)

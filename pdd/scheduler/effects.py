@@ -110,4 +110,35 @@ class ForgetNode:
     node: NodeName
 
 
-Effect = Submit | Cancel | GiveFirstToken | Announce | Complete | Fail | Disconnect | ForgetNode
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntroducePeers:
+    """Tell a node with whom it exchanges blocks; it connects to them at once.
+
+    ``complete``: these are all of its peers; what it knew before is void.
+    """
+
+    node: NodeName
+    peers: tuple[NodeIdentity, ...]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DismissPeer:
+    """Tell a node that a peer has left; it closes its connection to that life of it."""
+
+    node: NodeName
+    peer: NodeIdentity
+
+
+Effect = (
+    Submit
+    | Cancel
+    | GiveFirstToken
+    | Announce
+    | Complete
+    | Fail
+    | Disconnect
+    | ForgetNode
+    | IntroducePeers
+    | DismissPeer
+)

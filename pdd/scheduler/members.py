@@ -5,6 +5,7 @@ from pdd.scheduler.attempts import try_again
 from pdd.scheduler.effects import Disconnect, Effect, ForgetNode
 from pdd.scheduler.events import NodeJoined, NodeLost, NodeReported
 from pdd.scheduler.nodes import Node
+from pdd.scheduler.peers import dismiss, introduce
 from pdd.scheduler.requests import Phase
 from pdd.scheduler.state import State
 
@@ -18,7 +19,7 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
             reason = "a newer life has joined"
             effects.append(Disconnect(identity=former.identity, reason=reason))
         effects += _lose(state, former, "a newer life of it has joined")
-    state.nodes[event.identity.name] = Node(
+    node = state.nodes[event.identity.name] = Node(
         identity=event.identity,
         role=event.role,
         address=event.address,
@@ -29,7 +30,7 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
         seen_s=now_s,
         free_block_count=event.block_count - 1,
     )
-    return effects
+    return effects + introduce(state, node)
 
 
 def node_reported(state: State, event: NodeReported, now_s: float) -> list[Effect]:
@@ -65,7 +66,7 @@ def _lose(state: State, node: Node, reason: str) -> list[Effect]:
             node.release(request_id)
             continue
         effects += try_again(state, request, f"node {node.name} was lost: {reason}")
-    return effects
+    return effects + dismiss(state, node)
 
 
 def forget_lost(state: State, now_s: float) -> list[Effect]:

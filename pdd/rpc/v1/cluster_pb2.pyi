@@ -71,7 +71,7 @@ class Hello(_message.Message):
     def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters")
+    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links")
     class TransferCountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,12 +84,30 @@ class NodeStatus(_message.Message):
     WAITING_SEQUENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     free_block_count: int
     running_sequence_count: int
     waiting_sequence_count: int
     degraded_reason: str
     transfer_counters: _containers.ScalarMap[str, float]
-    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[PeerLink]
+    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ...) -> None: ...
+
+class PeerLink(_message.Message):
+    __slots__ = ("peer", "transport", "lanes", "received_bytes", "bytes_per_s", "refused_reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    transport: str
+    lanes: _containers.RepeatedScalarFieldContainer[str]
+    received_bytes: int
+    bytes_per_s: float
+    refused_reason: str
+    def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., lanes: _Optional[_Iterable[str]] = ..., received_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., refused_reason: _Optional[str] = ...) -> None: ...
 
 class FrameBatch(_message.Message):
     __slots__ = ("frames",)
@@ -158,22 +176,40 @@ class TransferDone(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "submits", "cancels", "first_token")
+    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PEERS_JOINED_FIELD_NUMBER: _ClassVar[int]
+    PEER_LEFT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     submits: SubmitBatch
     cancels: CancelBatch
     first_token: FirstToken
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ...) -> None: ...
+    peers_joined: PeersJoined
+    peer_left: PeerLeft
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version",)
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class PeersJoined(_message.Message):
+    __slots__ = ("peers", "complete")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerNode]
+    complete: bool
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerNode, _Mapping]]] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class PeerLeft(_message.Message):
+    __slots__ = ("identity",)
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    identity: NodeIdentity
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ...) -> None: ...
 
 class SubmitBatch(_message.Message):
     __slots__ = ("submits",)
@@ -212,14 +248,23 @@ class Submit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerNode(_message.Message):
-    __slots__ = ("identity", "address", "ucx_worker_addresses")
+    __slots__ = ("identity", "address", "ucx_worker_addresses", "fingerprint")
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UCX_WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     address: str
     ucx_worker_addresses: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., address: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    fingerprint: _containers.ScalarMap[str, str]
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., address: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CancelBatch(_message.Message):
     __slots__ = ("request_ids",)
@@ -248,7 +293,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("identity", "role", "state", "state_reason", "address", "block_count", "free_block_count", "running_sequence_count", "waiting_sequence_count", "pid", "model")
+    __slots__ = ("identity", "role", "state", "state_reason", "address", "block_count", "free_block_count", "running_sequence_count", "waiting_sequence_count", "pid", "model", "links")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +305,7 @@ class NodeInfo(_message.Message):
     WAITING_SEQUENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     state: str
@@ -271,4 +317,5 @@ class NodeInfo(_message.Message):
     waiting_sequence_count: int
     pid: int
     model: str
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[PeerLink]
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ...) -> None: ...
