@@ -87,7 +87,7 @@ class Node:
 
     def event(self, key: str | None = None) -> dict[str, Any]:
         """Wait for a terminal event: the next, or that of ``key``, and keep the others."""
-        others = []
+        others: list[dict[str, Any]] = []
         while True:
             event = self._read("event")
             if key is None or event["key"] == key:

@@ -300,7 +300,8 @@ class TransferEngine:
             if transport is None:
                 from pdd.transfer.ucx_transport import UcxTransport
 
-                transport = self._transport = UcxTransport()
+                memory = (self._pool.address, self._pool.size_bytes)
+                transport = self._transport = UcxTransport(memory=memory)
             ucx_address = transport.open()
             shared = self._make_shared()
             self._address = pack_address(

@@ -137,6 +137,13 @@ class BlockPool:
         return cls(memory, regions=[region], block_count=size // block_bytes)
 
     @property
+    def address(self) -> int:
+        """Where ``memory`` begins."""
+        if isinstance(self.memory, DeviceMemory):
+            return self.memory.address
+        return int(self.memory.ctypes.data)
+
+    @property
     def on_device(self) -> bool:
         """True for GPU memory."""
         return isinstance(self.memory, DeviceMemory)

@@ -40,7 +40,7 @@ class _Attributes(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def loaded_library() -> ctypes.CDLL | None:
     """The libucp that is mapped into this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]
@@ -51,7 +51,7 @@ def _library() -> ctypes.CDLL | None:
 
 def endpoint_lanes(handle: int) -> tuple[str, ...]:
     """``transport/device`` of every lane of a ``ucp_ep_h``, each once; empty if unknown."""
-    library = _library()
+    library = loaded_library()
     if library is None:
         return ()
     entries = (_Entry * _MAX_LANES)()

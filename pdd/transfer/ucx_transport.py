@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from pdd.core.errors import KVTransferError
+from pdd.transfer.ucx_memory import MappedMemory
 from pdd.transfer.ucx_query import endpoint_lanes
 from pdd.transfer.values import PeerId
 from pdd.wire.tag import HELLO_TAG
@@ -58,9 +59,11 @@ class _Posted:
 
 
 class UcxTransport:
-    """See ``transport.Transport``."""
+    """See ``transport.Transport``. ``memory``: address and bytes of a pool, registered once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory: tuple[int, int] | None = None) -> None:
+        self._memory = memory  # address and bytes of what is to be registered
+        self._mapped: MappedMemory | None = None
         self._endpoints: dict[PeerId, _Endpoint] = {}
         self._leaving: list[tuple[PeerId, _Endpoint]] = []
         self._posted: list[_Posted] = []
@@ -95,6 +98,11 @@ class UcxTransport:
                 f" ({os.environ.get('UCX_TLS', 'unset')}) and UCX_NET_DEVICES"
                 f" ({os.environ.get('UCX_NET_DEVICES', 'unset')})"
             ) from error
+        if self._memory is not None:
+            address, size_bytes = self._memory
+            self._mapped = MappedMemory(
+                context=int(self._context.handle), address=address, size_bytes=size_bytes
+            )
         self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
         self._hellos = [self._expect_hello() for _ in range(_HELLO_RECEIVES)]
         return bytes(self._worker.address)
@@ -295,6 +303,8 @@ class UcxTransport:
             self._worker.cancel_inflight_requests()
         self._hellos.clear()
         self._worker = None
+        if self._mapped is not None:
+            self._mapped.close()
         self._context = None
         self._epoll.close()
         os.close(self._wakeup_fd)

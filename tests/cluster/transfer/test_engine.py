@@ -2,7 +2,10 @@ import dataclasses
 
 import pytest
 
+from pdd.core.errors import KVTransferError
 from pdd.transfer.settings import TransferFaults, TransferSettings
+from pdd.transfer.ucx_memory import MappedMemory
+from pdd.transfer.ucx_transport import UcxTransport
 from pdd.transfer.values import (
     Reason,
     SourceReleased,
@@ -400,3 +403,25 @@ def test_a_connection_tells_what_it_runs_on_and_how_fast_it_was(make_ranks, layo
     assert connection.lanes[0] == "tcp/lo"
     assert ("shared_memory" in connection.lanes) == (layout == "shared")
     assert connection.bytes_per_s > 0
+
+
+def test_a_pool_is_registered_with_ucx_for_the_engines_life(make_ranks, monkeypatch):
+    closed = []
+    close = MappedMemory.close
+    monkeypatch.setattr(
+        MappedMemory, "close", lambda self: (closed.append(self._handle), close(self))
+    )
+    source, _ = make_ranks()
+    assert closed == []
+    source.engine.close()
+    [handle] = closed
+    assert handle.value
+
+
+def test_memory_that_ucx_cannot_register_is_refused_with_what_to_do():
+    transport = UcxTransport(memory=(0, 1 << 62))
+    try:
+        with pytest.raises(KVTransferError, match="locked memory"):
+            transport.open()
+    finally:
+        transport.close()
