@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from pdd.config.relations import broken_relations
 from pdd.config.schema import faults_of, fields_of, sections
-from pdd.config.sections import Config
+from pdd.config.sections import Config, TransferTransport
 from pdd.config.sources import Flag, Setting, Source, read_environment, read_file, read_flags
 from pdd.core.errors import ConfigError
 from pdd.core.identity import Role
@@ -152,6 +152,9 @@ def _derived(merged: Mapping[str, Setting], environment: Mapping[str, str]) -> l
         derived.append(
             _setting("grpc", "listen", "127.0.0.1:7070", origin="default of a scheduler")
         )
+    transport = merged.get("transfer.transport")
+    if transport is not None and transport.value == TransferTransport.RDMA:
+        derived.append(_setting("transfer", "expect_rdma", True, origin=transport.origin))
     return derived
 
 

@@ -220,6 +220,14 @@ class TransferSection(Section):
     devices: tuple[str, ...] = ()
     """Network devices that UCX may use, for example mlx5_0:1. Empty: loopback only."""
 
+    expect_rdma: bool = False
+    """A node that reaches a peer over TCP reports itself degraded. If it is not set: true exactly
+    when transport is rdma."""
+
+    floor_gb_per_s: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] = 0.0
+    """A node that receives from some rank of a peer at less, measured over the latest 64 MiB,
+    reports itself degraded. It still serves. 0: no floor."""
+
     digest: bool = True
     """Check a digest of every chunk at the receiver. Off only for measurements."""
 

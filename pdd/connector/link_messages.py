@@ -15,12 +15,16 @@ Control        both       a message of the transfer protocol, to or from a rank 
 FirstToken     down       output token 0 of a decode job
 DropSource     down       nobody will fetch the blocks of this prefill job
 Counters       up         the transfer engine's counters, at most once a second
+ConnectRank    down       have a connection to a rank of a peer
+DisconnectRank down       close it
+AskConnections down       answer with Connections
+Connections    up         the rank's connections as they are
 =============  =========  ==================================================================
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import msgpack
 
@@ -90,11 +94,60 @@ class Counters:
     values: dict[str, float]
 
 
-LinkMessage = Hello | Progress | Ready | LoadFailed | Control | FirstToken | DropSource | Counters
-_TYPES = {
-    kind.__name__: kind
-    for kind in (Hello, Progress, Ready, LoadFailed, Control, FirstToken, DropSource, Counters)
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectRank:
+    """Blocks are exchanged whole: vLLM packs them in ways that cannot be cut by heads."""
+
+    peer_name: str
+    peer_uuid: str
+    peer_boot_epoch: int
+    peer_rank: int
+    peer_address: str
+    peer_ucx_address: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisconnectRank:
+    peer_name: str
+    peer_uuid: str
+    peer_boot_epoch: int
+    peer_rank: int
+    peer_address: str
+    peer_ucx_address: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskConnections:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """One entry per connection in each list. ``lanes``: one connection's, joined by commas."""
+
+    peer_uuids: list[str]
+    peer_boot_epochs: list[int]
+    peer_ranks: list[int]
+    lanes: list[str]
+    received_bytes: list[int]
+    bytes_per_s: list[float]
+
+
+LinkMessage = (
+    Hello
+    | Progress
+    | Ready
+    | LoadFailed
+    | Control
+    | FirstToken
+    | DropSource
+    | Counters
+    | ConnectRank
+    | DisconnectRank
+    | AskConnections
+    | Connections
+)
+_TYPES: dict[str, type[LinkMessage]] = {kind.__name__: kind for kind in get_args(LinkMessage)}
 _FIELD_TYPES = {
     kind: {field.name: field.type for field in fields(kind)} for kind in _TYPES.values()
 }
@@ -151,6 +204,9 @@ def _fits(value: object, kind: Any) -> bool:
     """Whether a value from the wire is of a field's type; an int may stand for a float."""
     if kind is float:
         return isinstance(value, int | float)
+    if get_origin(kind) is list:
+        (of_entry,) = get_args(kind)
+        return isinstance(value, list) and all(_fits(entry, of_entry) for entry in value)
     if of := get_args(kind):
         return isinstance(value, dict) and all(
             _fits(key, of[0]) and _fits(entry, of[1]) for key, entry in value.items()

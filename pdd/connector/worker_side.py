@@ -23,8 +23,12 @@ from typing import TYPE_CHECKING, Any
 from pdd.connector.fingerprint import pool_fingerprint
 from pdd.connector.link_client import LinkClient
 from pdd.connector.link_messages import (
+    AskConnections,
+    Connections,
+    ConnectRank,
     Control,
     Counters,
+    DisconnectRank,
     DropSource,
     FirstToken,
     Hello,
@@ -45,6 +49,7 @@ from pdd.core.identity import NodeIdentity, NodeName
 from pdd.transfer.engine import TransferEngine
 from pdd.transfer.settings import TransferFaults, TransferSettings
 from pdd.transfer.values import (
+    Connection,
     Peer,
     SourceReleased,
     TargetCancelled,
@@ -388,19 +393,13 @@ class WorkerSide:
     def _on_link_message(self, message: LinkMessage) -> None:
         match message:
             case Control():
-                self._transfer.deliver_control(
-                    Peer(
-                        identity=NodeIdentity(
-                            name=NodeName(message.peer_name),
-                            uuid=message.peer_uuid,
-                            boot_epoch=message.peer_boot_epoch,
-                        ),
-                        rank=message.peer_rank,
-                        control_address=message.peer_address,
-                        ucx_address=message.peer_ucx_address,
-                    ),
-                    message.payload,
-                )
+                self._transfer.deliver_control(_peer_of(message), message.payload)
+            case ConnectRank():
+                self._transfer.connect(_peer_of(message))
+            case DisconnectRank():
+                self._transfer.disconnect(_peer_of(message))
+            case AskConnections():
+                self._send(_connections_of(self._transfer.connections()))
             case FirstToken():
                 with self._lock:
                     if message.key in self._gone_targets:
@@ -439,3 +438,27 @@ class WorkerSide:
         if counters != self._counters:
             self._counters = counters
             self._send(Counters(values=counters))
+
+
+def _peer_of(message: Control | ConnectRank | DisconnectRank) -> Peer:
+    return Peer(
+        identity=NodeIdentity(
+            name=NodeName(message.peer_name),
+            uuid=message.peer_uuid,
+            boot_epoch=message.peer_boot_epoch,
+        ),
+        rank=message.peer_rank,
+        control_address=message.peer_address,
+        ucx_address=message.peer_ucx_address,
+    )
+
+
+def _connections_of(connections: tuple[Connection, ...]) -> Connections:
+    return Connections(
+        peer_uuids=[one.peer.uuid for one in connections],
+        peer_boot_epochs=[one.peer.boot_epoch for one in connections],
+        peer_ranks=[one.peer.rank for one in connections],
+        lanes=[",".join(one.lanes) for one in connections],
+        received_bytes=[one.received_bytes for one in connections],
+        bytes_per_s=[one.bytes_per_s for one in connections],
+    )

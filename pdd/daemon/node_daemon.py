@@ -27,6 +27,7 @@ from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.identity_file import next_identity
 from pdd.daemon.node_engine import load_tokenizer, make_engine
 from pdd.daemon.node_jobs import NodeJobs
+from pdd.daemon.node_peers import NodePeers, join_settings
 from pdd.daemon.node_service import NodeService
 from pdd.daemon.served_model import model_folder
 from pdd.daemon.signals import first_of, stop_on_signals
@@ -179,6 +180,12 @@ class _NodeDaemon:
         await server.start()
         peers = PeerClient(identity=identity, own_address=address)
         engine.on_control(peers.send)
+        node_peers = NodePeers(
+            engine=engine,
+            info=info,
+            settings=await asyncio.to_thread(join_settings, self._config, os.environ),
+            clock=self._clock,
+        )
         service = NodeService(
             identity=identity,
             role=self._config.node.role,
@@ -187,13 +194,14 @@ class _NodeDaemon:
             engine=engine,
             info=info,
             jobs=jobs,
+            peers=node_peers,
         )
         links = [
             SchedulerLink(address=str(scheduler), handler=service)
             for scheduler in self._config.node.schedulers
         ]
         tasks = [asyncio.create_task(link.run()) for link in links]
-        tasks.append(asyncio.create_task(self._report_status(service, links)))
+        tasks.append(asyncio.create_task(self._report_status(service, node_peers, links)))
         tasks.append(asyncio.create_task(jobs.wait_crashed()))
         failed = asyncio.create_task(engine.wait_failed())
         notify.notify_ready(grpc=address)
@@ -215,12 +223,15 @@ class _NodeDaemon:
             await peers.close()
             await server.stop(grace=0.5)
 
-    async def _report_status(self, service: NodeService, links: list[SchedulerLink]) -> None:
+    async def _report_status(
+        self, service: NodeService, peers: NodePeers, links: list[SchedulerLink]
+    ) -> None:
         """A heartbeat at fixed intervals, and news within a tenth of a second."""
         interval_s = min(
             self._config.node.status_interval_s, notify.watchdog_interval_s() or math.inf
         )
         while True:
+            peers.look()
             for link in links:
                 service.send_status(link)
             notify.notify_watchdog()

@@ -11,6 +11,7 @@ from pdd.control.versions import PROTOCOL_VERSION
 from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, RequestId, Role
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
+from pdd.daemon.node_peers import NodePeers
 from pdd.engine.port import Engine, EngineInfo, EngineStats, Job, JobFacts
 from pdd.rpc.v1 import cluster_pb2
 
@@ -30,6 +31,7 @@ class NodeService:
         engine: Engine,
         info: EngineInfo,
         jobs: NodeJobs,
+        peers: NodePeers,
     ) -> None:
         self._identity = identity
         self._role = role
@@ -38,9 +40,9 @@ class NodeService:
         self._engine = engine
         self._info = info
         self._jobs = jobs
+        self._peers = peers
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, tuple[EngineStats, str]] = {}
-        self.degraded_reason = ""
 
     def hello(self) -> cluster_pb2.Hello:
         """Everything a scheduler and a peer must know about this node."""
@@ -97,27 +99,32 @@ class NodeService:
                 self._jobs.first_token(
                     RequestId(first.request_id), first.generation, first.token_id
                 )
+            case "peers_joined":
+                self._peers.joined(link.address, message.peers_joined)
+            case "peer_left":
+                self._peers.left(link.address, message.peer_left)
             case other:
                 log.warning("scheduler_message_ignored", kind=other)
 
     def send_status_if_changed(self, link: SchedulerLink) -> None:
         """Tell that scheduler what it does not know yet."""
-        if self._told.get(link) != (self._engine.stats(), self.degraded_reason):
+        if self._told.get(link) != (self._engine.stats(), self._peers.degraded_reason):
             self.send_status(link)
 
     def send_status(self, link: SchedulerLink) -> None:
         """The engine's latest counts."""
-        stats = self._engine.stats()
-        self._told[link] = (stats, self.degraded_reason)
+        stats, degraded_reason = self._engine.stats(), self._peers.degraded_reason
+        self._told[link] = (stats, degraded_reason)
         link.send(
             cluster_pb2.NodeMessage(
                 status=cluster_pb2.NodeStatus(
                     free_block_count=stats.free_block_count,
                     running_sequence_count=stats.running_sequence_count,
                     waiting_sequence_count=stats.waiting_sequence_count,
-                    degraded_reason=self.degraded_reason,
+                    degraded_reason=degraded_reason,
                     # Not news by themselves (they change with every chunk): once per heartbeat.
                     transfer_counters=self._engine.counters(),
+                    links=self._peers.links(),
                 )
             )
         )
@@ -126,11 +133,18 @@ class NodeService:
         request_id = RequestId(submit.request_id)
         try:
             job = job_from_submit(submit)
+            self._refuse_source(job)
         except ValueError as error:  # a newer scheduler's kind of work: another node may know it
             failure = JobFailure(kind="engine", message=f"this node cannot do that: {error}")
             self._reports[link].failed(request_id, submit.generation, failure)
             return
         self._jobs.submit(request_id, submit.generation, job, self._reports[link])
+
+    def _refuse_source(self, job: Job) -> None:
+        """Raises ValueError for blocks from a node that this one has refused."""
+        refusal = "" if job.source is None else self._peers.refusal(job.source.uuid)
+        if job.source is not None and refusal:
+            raise ValueError(f"it exchanges nothing with {job.source.name}: {refusal}")
 
 
 def job_from_submit(submit: cluster_pb2.Submit) -> Job:

@@ -53,6 +53,7 @@ from pdd.scheduler.events import (
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
 from pdd.scheduler.requests import Phase
+from pdd.transfer.pairing import pair_faults
 
 log = structlog.get_logger(__name__)
 
@@ -473,14 +474,14 @@ class SchedulerDriver:
         for other_name, node in sorted(self._core.nodes.items()):
             if other_name == name or node.state is NodeState.LOST:
                 continue
-            other = self._hellos[other_name].fingerprint
-            for key in sorted(set(other) | set(hello.fingerprint)):
-                mine, theirs = hello.fingerprint.get(key, "-"), other.get(key, "-")
-                if mine != theirs:
-                    raise JoinRefused(
-                        f"node {name} has {key} = {mine}, node {other_name} has {theirs}: "
-                        "KV blocks could not be exchanged between them"
-                    )
+            faults = pair_faults(
+                hello.fingerprint,
+                self._hellos[other_name].fingerprint,
+                here=f"at node {name}",
+                peer=f"node {other_name}",
+            )
+            if faults:
+                raise JoinRefused(f"blocks could not be exchanged: {'; '.join(faults)}")
 
 
 def _failure_kind(name: str) -> FailureKind:

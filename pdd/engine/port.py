@@ -1,7 +1,7 @@
 """What a node daemon needs from an engine. Everything above this interface is the same code for
 every engine."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from pdd.connector.params import JobKind, SourceNode
 from pdd.core.frames import FinishReason, TokenLogprobs
 from pdd.core.identity import NodeIdentity
 from pdd.core.sampling import Sampling
+from pdd.transfer.pairing import RankConnection, RankLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,18 @@ class Engine(Protocol):
 
     def on_control(self, send: Callable[[PeerControl], None]) -> None:
         """Where messages to peers go."""
+        ...
+
+    def connect(self, links: Sequence[RankLink]) -> None:
+        """Have connections to a peer's ranks, before the first job needs them. Idempotent."""
+        ...
+
+    def disconnect(self, links: Sequence[RankLink]) -> None:
+        """Close connections: the peer has left."""
+        ...
+
+    def connections(self) -> tuple[RankConnection, ...]:
+        """Every rank's connections, as of the call before this one: each has them looked at."""
         ...
 
     def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:

@@ -10,15 +10,19 @@ Source: vllm/v1/engine/async_llm.py, vLLM 0.32.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from pdd.connector.link_messages import (
+    AskConnections,
+    Connections,
+    ConnectRank,
     Control,
     Counters,
+    DisconnectRank,
     DropSource,
     FirstToken,
     LinkMessage,
@@ -46,6 +50,8 @@ from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
 from pdd.model.digest import tokenizer_digest, weights_digest
 from pdd.transfer.join import transfer_fingerprint
+from pdd.transfer.pairing import RankConnection, RankLink
+from pdd.transfer.values import Connection, Peer, PeerId
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -82,6 +88,7 @@ class VllmEngine:
             free_block_count=0, running_sequence_count=0, waiting_sequence_count=0
         )
         self._counters: dict[str, float] = {}
+        self._connections: dict[int, tuple[RankConnection, ...]] = {}
         self._send_control: Callable[[PeerControl], None] | None = None
         self._notify_ready: Callable[[str, JobFacts], None] | None = None
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -128,6 +135,9 @@ class VllmEngine:
                 **transfer_fingerprint(self._settings.transfer),
                 "engine": "vllm",
                 "model": self._settings.served_model_name,
+                "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                "kv_heads": str(config.model_config.get_total_num_kv_heads()),
+                "kv_head_size": str(config.model_config.get_head_size()),
                 "weights": weights_digest(self._settings.model_path),
                 "tokenizer": tokenizer_digest(self._settings.model_path),
                 "block_size": str(config.cache_config.block_size),
@@ -216,6 +226,26 @@ class VllmEngine:
         """See ``Engine.on_control``."""
         self._send_control = send
 
+    def connect(self, links: Sequence[RankLink]) -> None:
+        """See ``Engine.connect``."""
+        assert self._link is not None
+        for link in links:
+            assert link.send is None, "refused at join: vLLM's blocks travel whole"
+            self._link.send(link.own_rank, ConnectRank(**_peer_fields(link.peer)))
+
+    def disconnect(self, links: Sequence[RankLink]) -> None:
+        """See ``Engine.disconnect``."""
+        assert self._link is not None
+        for link in links:
+            self._link.send(link.own_rank, DisconnectRank(**_peer_fields(link.peer)))
+
+    def connections(self) -> tuple[RankConnection, ...]:
+        """See ``Engine.connections``. The worker halves are asked; an idle engine takes no step in
+        which they could tell by themselves."""
+        assert self._link is not None
+        self._link.send_all(AskConnections())
+        return tuple(one for rank in sorted(self._connections) for one in self._connections[rank])
+
     def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
         """See ``Engine.on_ready``."""
         self._notify_ready = notify
@@ -302,6 +332,8 @@ class VllmEngine:
                 )
             case Counters():
                 self._counters = message.values
+            case Connections():
+                self._connections[rank] = _rank_connections(rank, message)
             case _:
                 raise AssertionError(f"rank {rank} sent {type(message).__name__}")
 
@@ -320,6 +352,40 @@ class VllmEngine:
         all_loaded = facts.loaded_rank_count == self._settings.tensor_parallel_size
         if all_loaded and self._notify_ready is not None:
             self._notify_ready(message.key, facts)
+
+
+def _peer_fields(peer: Peer) -> dict[str, Any]:
+    return {
+        "peer_name": peer.identity.name,
+        "peer_uuid": peer.identity.uuid,
+        "peer_boot_epoch": peer.identity.boot_epoch,
+        "peer_rank": peer.rank,
+        "peer_address": peer.control_address,
+        "peer_ucx_address": peer.ucx_address,
+    }
+
+
+def _rank_connections(rank: int, message: Connections) -> tuple[RankConnection, ...]:
+    return tuple(
+        RankConnection(
+            own_rank=rank,
+            connection=Connection(
+                peer=PeerId(uuid=uuid, boot_epoch=boot_epoch, rank=peer_rank),
+                lanes=tuple(lanes.split(",")),
+                received_bytes=received_bytes,
+                bytes_per_s=bytes_per_s,
+            ),
+        )
+        for uuid, boot_epoch, peer_rank, lanes, received_bytes, bytes_per_s in zip(
+            message.peer_uuids,
+            message.peer_boot_epochs,
+            message.peer_ranks,
+            message.lanes,
+            message.received_bytes,
+            message.bytes_per_s,
+            strict=True,
+        )
+    )
 
 
 async def _next_output(stream: "AsyncGenerator[RequestOutput, None]") -> "RequestOutput | None":

@@ -15,7 +15,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import numpy as np
 import structlog
@@ -46,6 +46,8 @@ from pdd.engine.synthetic.settings import SyntheticSettings
 from pdd.engine.synthetic.transfers import SequenceTransfers
 from pdd.timing.roofline import work_of
 from pdd.transfer.environment import ucx_environment
+from pdd.transfer.join import transfer_fingerprint
+from pdd.transfer.pairing import RankConnection, RankLink
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +126,7 @@ class SyntheticEngine:
             eos_token_ids=settings.eos_token_ids,
             ucx_addresses=addresses,
             fingerprint={
+                **transfer_fingerprint(settings.transfer),
                 "engine": "synthetic",
                 "model": settings.served_model_name,
                 "tokenizer": settings.tokenizer_digest,
@@ -233,6 +236,18 @@ class SyntheticEngine:
     def on_control(self, send: Callable[[PeerControl], None]) -> None:
         """See ``Engine.on_control``."""
         self.transfers.on_control(send)
+
+    def connect(self, links: Iterable[RankLink]) -> None:
+        """See ``Engine.connect``."""
+        self.transfers.connect(links)
+
+    def disconnect(self, links: Iterable[RankLink]) -> None:
+        """See ``Engine.disconnect``."""
+        self.transfers.disconnect(links)
+
+    def connections(self) -> tuple[RankConnection, ...]:
+        """See ``Engine.connections``."""
+        return self.transfers.connections()
 
     def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
         """See ``Engine.on_ready``."""

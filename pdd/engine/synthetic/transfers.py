@@ -8,7 +8,7 @@ touch the blocks of a sequence that is gone.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,6 +19,7 @@ from pdd.engine.synthetic.batch import Batch
 from pdd.engine.synthetic.kv_rows import Pool
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
 from pdd.transfer.engine import TransferEngine
+from pdd.transfer.pairing import RankConnection, RankLink
 from pdd.transfer.pool import BlockPool
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.values import (
@@ -244,6 +245,27 @@ class SequenceTransfers:
                 ),
                 message.payload,
             )
+
+    def connect(self, links: Iterable[RankLink]) -> None:
+        """See ``Engine.connect``."""
+        for link in links:
+            rank = self._ranks[link.own_rank]
+            if link.send is not None or link.receive is not None:
+                rank.set_shares(link.peer, send=link.send, receive=link.receive)
+            rank.connect(link.peer)
+
+    def disconnect(self, links: Iterable[RankLink]) -> None:
+        """See ``Engine.disconnect``."""
+        for link in links:
+            self._ranks[link.own_rank].disconnect(link.peer)
+
+    def connections(self) -> tuple[RankConnection, ...]:
+        """See ``Engine.connections``."""
+        return tuple(
+            RankConnection(own_rank=number, connection=connection)
+            for number, rank in enumerate(self._ranks)
+            for connection in rank.connections()
+        )
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -216,3 +216,16 @@ def test_a_loaded_configuration_cannot_be_changed(file):
     config = load_config(file(NODE), environment={}).config
     with pytest.raises(ValueError, match="frozen"):
         config.engine.max_num_seqs = 4
+
+
+def test_rdma_is_expected_exactly_when_it_is_the_transport_unless_said_otherwise(file):
+    def expected(text: str, **environment: str) -> bool:
+        loaded = load_config(file(NODE + text), environment=environment)
+        return loaded.config.transfer.expect_rdma
+
+    assert not expected("")
+    assert not expected('[transfer]\ntransport = "auto"\n')
+    assert expected('[transfer]\ntransport = "rdma"\n')
+    assert expected("", PDD_TRANSFER__TRANSPORT="rdma")
+    assert not expected('[transfer]\ntransport = "rdma"\nexpect_rdma = false\n')
+    assert expected("[transfer]\nexpect_rdma = true\n")

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from pdd.connector.link_messages import (
     MESSAGE_SIZE_BYTES_MAX,
+    AskConnections,
+    Connections,
+    ConnectRank,
     Control,
     Counters,
     Decoder,
+    DisconnectRank,
     DropSource,
     FirstToken,
     Hello,
@@ -60,6 +64,27 @@ messages = st.one_of(
     st.builds(FirstToken, key=texts, token_id=counts),
     st.builds(DropSource, key=texts, reason=texts),
     st.builds(Counters, values=st.dictionaries(texts, st.floats(-1e9, 1e9), max_size=3)),
+    st.sampled_from((ConnectRank, DisconnectRank)).flatmap(
+        lambda kind: st.builds(
+            kind,
+            peer_name=texts,
+            peer_uuid=texts,
+            peer_boot_epoch=counts,
+            peer_rank=counts,
+            peer_address=texts,
+            peer_ucx_address=st.binary(max_size=10),
+        )
+    ),
+    st.just(AskConnections()),
+    st.builds(
+        Connections,
+        peer_uuids=st.lists(texts, max_size=3),
+        peer_boot_epochs=st.lists(counts, max_size=3),
+        peer_ranks=st.lists(counts, max_size=3),
+        lanes=st.lists(texts, max_size=3),
+        received_bytes=st.lists(counts, max_size=3),
+        bytes_per_s=st.lists(st.floats(0, 1e12), max_size=3),
+    ),
 )
 
 

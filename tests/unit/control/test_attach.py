@@ -111,7 +111,10 @@ class TestRefusedJoins:
             await cluster.join("prefill-0")
             known = dict(cluster.nodes[0].engine.info.fingerprint)
             hello = hello_of(cluster.add("decode-0"), fingerprint={**known, "kv_packing": "amx"})
-            assert "kv_packing = amx" in await refusal(cluster, hello)
+            assert (
+                "kv_packing is amx at node decode-0 and unknown at node prefill-0"
+                in await refusal(cluster, hello)
+            )
 
     async def test_a_lost_nodes_fingerprint_binds_nobody(self) -> None:
         async with grpc_cluster() as cluster:

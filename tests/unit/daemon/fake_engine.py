@@ -1,13 +1,15 @@
 """An engine whose every output is scripted by the test; implements ``pdd.engine.port.Engine``."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, decoders, models
 
 from pdd.core.frames import FinishReason
 from pdd.engine.port import EngineInfo, EngineStats, Job, JobFacts, PeerControl, StepOutput
+from pdd.transfer.pairing import RankConnection, RankLink
+from pdd.transfer.values import Connection, PeerId
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 EOS = len(LETTERS)
@@ -87,6 +89,10 @@ class FakeEngine:
         self.job_facts: dict[str, JobFacts] = {}
         self.transfer_counters: dict[str, float] = {}
         self.delivered: list[PeerControl] = []
+        self.linked: dict[tuple[int, PeerId], RankLink] = {}
+        self.lanes: tuple[str, ...] = ("tcp/lo",)
+        self.received_bytes = 0
+        self.bytes_per_s = 0.0
         self.notify_ready: Callable[[str, JobFacts], None] = lambda key, facts: None
         self._started = asyncio.Event()
 
@@ -143,6 +149,27 @@ class FakeEngine:
 
     def on_control(self, send: Callable[[PeerControl], None]) -> None:
         self.send_control = send
+
+    def connect(self, links: Sequence[RankLink]) -> None:
+        self.linked.update({(link.own_rank, link.peer.peer_id): link for link in links})
+
+    def disconnect(self, links: Sequence[RankLink]) -> None:
+        for link in links:
+            self.linked.pop((link.own_rank, link.peer.peer_id), None)
+
+    def connections(self) -> tuple[RankConnection, ...]:
+        return tuple(
+            RankConnection(
+                own_rank=own_rank,
+                connection=Connection(
+                    peer=peer,
+                    lanes=self.lanes,
+                    received_bytes=self.received_bytes,
+                    bytes_per_s=self.bytes_per_s,
+                ),
+            )
+            for own_rank, peer in self.linked
+        )
 
     def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
         self.notify_ready = notify

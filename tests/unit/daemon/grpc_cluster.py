@@ -13,11 +13,13 @@ from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
 from pdd.core.requests import GenerationEvent
 from pdd.daemon.node_jobs import NodeJobs
+from pdd.daemon.node_peers import NodePeers
 from pdd.daemon.node_service import NodeService
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.settings import SchedulerSettings
+from pdd.transfer.peer_book import JoinSettings
 from tests.builders import make_identity
 from tests.unit.daemon.fake_engine import INFO, FakeEngine, letter_tokenizer
 
@@ -86,7 +88,13 @@ class Node:
     """A node daemon without its process: real jobs, service and link, a scripted engine."""
 
     def __init__(
-        self, name: str, scheduler_address: str, *, boot_epoch: int = 1, uuid: str | None = None
+        self,
+        name: str,
+        scheduler_address: str,
+        *,
+        boot_epoch: int = 1,
+        uuid: str | None = None,
+        join: JoinSettings | None = None,
     ) -> None:
         self.engine = FakeEngine(INFO)
         self.identity = make_identity(name, boot_epoch=boot_epoch, uuid=uuid)
@@ -96,6 +104,12 @@ class Node:
             clock=asyncio.get_running_loop().time,
             transfer_deadline_s=60.0,
         )
+        self.peers = NodePeers(
+            engine=self.engine,
+            info=self.engine.info,
+            settings=join or JoinSettings(),
+            clock=asyncio.get_running_loop().time,
+        )
         self.service = NodeService(
             identity=self.identity,
             role=Role(name.split("-")[0]),
@@ -104,6 +118,7 @@ class Node:
             engine=self.engine,
             info=self.engine.info,
             jobs=self.jobs,
+            peers=self.peers,
         )
         self.link = SchedulerLink(address=scheduler_address, handler=self.service)
         self._task: asyncio.Task[None] | None = None

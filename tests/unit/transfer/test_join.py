@@ -1,4 +1,10 @@
-from pdd.transfer.join import degraded_reasons, differences, transfer_fingerprint
+from pdd.transfer.join import (
+    RecentSpeed,
+    degraded_reasons,
+    differences,
+    transfer_fingerprint,
+    transport_of,
+)
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.values import Connection, PeerId
 
@@ -52,3 +58,22 @@ def test_a_connection_below_the_floor_degrades_once_it_has_been_used():
     assert "sends 0.40 GB/s, below the floor of 1.00 GB/s" in reason
     assert judge(make_connection(bytes_per_s=4e8, received_bytes=1000)) == []
     assert judge(make_connection(bytes_per_s=0.0)) == []
+
+
+def test_a_transport_is_named_by_its_fastest_lane():
+    assert transport_of(["tcp/lo"]) == "tcp"
+    assert transport_of(["tcp/eth0", "rc_mlx5/mlx5_0:1"]) == "rc_mlx5"
+    assert transport_of(["tcp/lo", "shared_memory"]) == "shared_memory"
+    assert transport_of(["tcp/eth0", "cuda_ipc/cuda"]) == "cuda_ipc"
+    assert transport_of([]) == ""
+
+
+def test_the_recent_speed_forgets_what_was_long_ago():
+    speed = RecentSpeed(window_bytes=100)
+    assert speed.observe(make_connection(received_bytes=0, bytes_per_s=0.0)) == 0.0
+    assert speed.observe(make_connection(received_bytes=50, bytes_per_s=5.0)) == 5.0
+    assert speed.observe(make_connection(received_bytes=1000, bytes_per_s=10.0)) == 10.0
+    # 100 more in a second: the mean is 1100 bytes in 101 s.
+    after = speed.observe(make_connection(received_bytes=1100, bytes_per_s=1100 / 101))
+    assert round(after, 6) == 100.0
+    assert speed.observe(make_connection(received_bytes=1101, bytes_per_s=1.0)) == after
