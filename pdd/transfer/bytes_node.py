@@ -26,7 +26,7 @@ import xxhash
 
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.transfer.engine import TransferEngine
-from pdd.transfer.pool import BlockPool, Region
+from pdd.transfer.pool import BlockPool, Region, page_aligned
 from pdd.transfer.settings import TransferFaults, TransferSettings
 from pdd.transfer.values import Peer
 
@@ -35,7 +35,7 @@ MAX_DATAGRAM_BYTES = 4 << 20
 
 def make_pool(*, block_count: int, layer_count: int, segment_bytes: int) -> BlockPool:
     """A layer-major pool; with one layer it is block-major."""
-    memory = np.zeros(block_count * layer_count * segment_bytes, np.uint8)
+    memory = page_aligned(block_count * layer_count * segment_bytes)
     region = Region(
         offset=0,
         layer_count=layer_count,

@@ -17,6 +17,7 @@ lay out their pools differently as long as the packed forms agree.
 
 import ctypes
 import itertools
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,17 @@ class DeviceMemory:
 def host_memory(address: int, size_bytes: int) -> ByteArray:
     """View ``size_bytes`` of this process's memory at ``address``; the caller keeps them alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
+
+
+def page_aligned(size_bytes: int) -> ByteArray:
+    """Zeroed memory that begins at a page.
+
+    numpy's own begins 16 bytes beside one, and copies to and from there run at half the speed where
+    the processor copies strings by microcode.
+    """
+    memory = np.zeros(size_bytes + mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[start : start + size_bytes]
 
 
 class BlockPool:

@@ -1,8 +1,6 @@
 """Host buffers in which scattered blocks are gathered before sending and land before scattering."""
 
-import numpy as np
-
-from pdd.transfer.pool import ByteArray
+from pdd.transfer.pool import ByteArray, page_aligned
 from pdd.transfer.values import PeerId
 
 
@@ -37,7 +35,7 @@ class Staging:
                 self.held_bytes -= self._free.pop().nbytes
             if self.held_bytes + size > self._limit_bytes and not nothing_lent:
                 return None
-            buffer = np.empty(size, np.uint8)
+            buffer = page_aligned(size)
             self.held_bytes += size
         self._lent[peer] = self._lent.get(peer, 0) + 1
         return buffer
