@@ -9,7 +9,7 @@ from pdd.core.sampling import Sampling
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.events import Event, NodeJoined
-from pdd.scheduler.settings import SchedulerSettings
+from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 
 BLOCK_SIZE = 16
 
@@ -77,9 +77,13 @@ def make_frame(
 
 
 class Cluster:
-    """A scheduler core with nodes, at a time that only the test moves."""
+    """A scheduler core with nodes, at a time that only the test moves.
+
+    Prompts go to a prefill node wherever that is possible, unless a test says otherwise.
+    """
 
     def __init__(self, *nodes: str | NodeJoined, **settings: Any) -> None:
+        settings.setdefault("path", PathSettings(mode=PathMode.DISAGGREGATED))
         self.core = SchedulerCore(SchedulerSettings(**settings))
         self.now_s = 1000.0
         for node in nodes:

@@ -30,7 +30,7 @@ from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
 from pdd.scheduler.core import SchedulerCore
-from pdd.scheduler.settings import SchedulerSettings
+from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +50,7 @@ class _SchedulerDaemon:
                 SchedulerSettings(
                     queue_request_count_max=config.scheduler.queue_limit_requests,
                     node_silence_s=config.scheduler.node_timeout_s,
+                    path=PathSettings(mode=PathMode.DISAGGREGATED),
                 )
             ),
             clock=clock,

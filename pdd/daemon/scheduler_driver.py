@@ -34,6 +34,7 @@ from pdd.scheduler.effects import (
     ForgetNode,
     GiveFirstToken,
     IntroducePeers,
+    NodeDrained,
     Submit,
 )
 from pdd.scheduler.events import (
@@ -48,6 +49,7 @@ from pdd.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
+    SequenceGrew,
     SequenceStarted,
     Tick,
 )
@@ -140,6 +142,7 @@ class SchedulerDriver:
                 block_size=hello.block_size,
                 max_model_len=hello.max_model_len,
                 max_num_seqs=hello.max_num_seqs,
+                block_bytes=hello.block_bytes,
             )
         )
 
@@ -174,6 +177,8 @@ class SchedulerDriver:
                     DecodeReady(
                         request_id=RequestId(done.request_id),
                         generation=done.generation,
+                        transferred_bytes=done.transferred_bytes,
+                        transfer_s=done.transfer_s,
                     )
                 )
             case "failed":
@@ -293,6 +298,12 @@ class SchedulerDriver:
                     stream.fail(effect.error)
             case Disconnect():
                 self._disconnect(effect.identity, effect.reason)
+            case NodeDrained():
+                log.info(
+                    "node_drained",
+                    node=effect.identity.name,
+                    duration_s=round(effect.drained_s, 1),
+                )
             case ForgetNode():
                 log.info("node_forgotten", node=effect.node)
                 del self._hellos[effect.node]
@@ -387,6 +398,14 @@ class SchedulerDriver:
         # The core plans a retry as a resume from here on: exactly when the client has a token.
         if request.phase is Phase.PREFILLING and stream.token_ids:
             self._step(SequenceStarted(request_id=frame.request_id, generation=message.generation))
+        if frame.finish is None and len(stream.token_ids) >= request.grows_at_tokens:
+            self._step(
+                SequenceGrew(
+                    request_id=frame.request_id,
+                    generation=message.generation,
+                    output_token_count=len(stream.token_ids),
+                )
+            )
         if frame.finish is not None:
             self._step(
                 SequenceFinished(
@@ -394,6 +413,7 @@ class SchedulerDriver:
                     generation=message.generation,
                     node=node,
                     finish=frame.finish,
+                    output_token_count=len(stream.token_ids),
                 )
             )
 

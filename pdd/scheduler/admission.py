@@ -1,64 +1,184 @@
 """Who may come in, who waits, and who goes next."""
 
+from dataclasses import dataclass
+
 from pdd.core.errors import AdmissionRejected, InvalidRequest, NodeUnavailable, PddError
 from pdd.core.identity import Role
 from pdd.core.requests import GenerateRequest
+from pdd.scheduler import waiting
 from pdd.scheduler.attempts import start
+from pdd.scheduler.decisions import Decision, Outcome, records
 from pdd.scheduler.effects import Effect, Fail
 from pdd.scheduler.events import RequestArrived
-from pdd.scheduler.policy import NoRoom, place
+from pdd.scheduler.policy.candidate import Question
+from pdd.scheduler.policy.decider import looks_back
+from pdd.scheduler.policy.place import NoRoom, Placement
+from pdd.scheduler.prefixes import caller_name
 from pdd.scheduler.requests import Request
 from pdd.scheduler.state import State
+
+_NOTE_INTERVAL_S = 1.0
+_RETRY_AFTER_S_MIN = 1.0
+_RETRY_AFTER_S_MAX = 60.0
+_RETRY_AFTER_S_UNKNOWN = 5.0
 
 
 def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
     """Queue a new request, or refuse it at once."""
     state.arrival_count += 1
-    request = Request(request=event.request, arrived_s=now_s, arrival_index=state.arrival_count)
-    request_id = event.request.request_id
-    assert request_id not in state.requests, f"request id {request_id} is in use"
+    tenant = event.request.tenant
+    request = Request(
+        request=event.request,
+        arrived_s=now_s,
+        arrival_index=state.arrival_count,
+        keys=event.keys,
+        caller=caller_name(tenant=tenant, key=event.caller_key),
+    )
+    assert request.id not in state.requests, f"request id {request.id} is in use"
     if len(state.queue) >= state.settings.queue_request_count_max:
-        return [
-            Fail(
-                request_id=request_id,
-                error=AdmissionRejected(
-                    f"{len(state.queue)} requests are waiting, the limit is "
-                    f"{state.settings.queue_request_count_max}: try again later",
-                    retry_after_s=_retry_after_s(state, now_s),
-                ),
-            )
-        ]
-    verdict = place(event.request, state.nodes.values(), emitted_token_count=0)
-    if isinstance(verdict, NoRoom) and not verdict.ever:
-        return [Fail(request_id=request_id, error=_refusal(state, event.request, verdict))]
-    state.requests[request_id] = request
+        state.counts.rejected_full += 1
+        return _refuse(
+            state,
+            request,
+            now_s,
+            AdmissionRejected(
+                f"{len(state.queue)} requests are waiting, the limit is "
+                f"{state.settings.queue_request_count_max}: try again later",
+                retry_after_s=_retry_after_s(state, now_s),
+            ),
+        )
+    question = ask(state, request, now_s)
+    verdict = state.policy.place(question, state.nodes)
+    if isinstance(verdict, NoRoom):
+        if not verdict.ever:
+            error = _refusal(state, event.request, verdict)
+            return _refuse(state, request, now_s, error, verdict)
+        if (late := _predicted_too_late(state, request, now_s)) is not None:
+            return _refuse(state, request, now_s, late, verdict)
+    state.requests[request.id] = request
     state.enqueue(request)
     return []
 
 
-def place_waiting(state: State, now_s: float) -> list[Effect]:
-    """In the order of ``State.turn``: nobody overtakes a request that waits for room.
+def ask(state: State, request: Request, now_s: float) -> Question:
+    """What the policy is to decide for a request now."""
+    max_tokens = request.request.sampling.max_tokens
+    likely = state.estimates.likely_output_tokens_max(max_tokens)
+    is_whole = request.is_whole or looks_back(request.request.sampling) is not None
+    request.is_whole = is_whole
+    is_long = is_whole and likely < max_tokens
+    granted = max_tokens if is_whole else min(max(likely, request.granted_tokens), max_tokens)
+    return Question(
+        request=request.request,
+        granted_output_tokens=granted,
+        now_s=now_s,
+        keys=request.keys,
+        caller=request.caller,
+        is_long=is_long,
+        resumes=request.interruption if request.first_token_s is not None else "",
+        avoid=[node for node, until_s in request.rests_until_s.items() if until_s > now_s],
+        held=waiting.held_for_others(state, request.id, is_long=is_long),
+    )
 
-    So one class is served first come, first served, and a request starves only while more
-    urgent ones keep coming; waiting does not make it more urgent, its deadline ends its wait.
-    One that no present node can hold, or that keeps away from a node which failed it, is
-    passed by.
-    """
-    effects: list[Effect] = []
-    for request_id in list(state.queue):
-        request = state.requests[request_id]
-        verdict = place(
-            request.request,
-            state.nodes.values(),
-            emitted_token_count=0 if request.first_token_s is None else 1,
-            avoid=[node for node, until_s in request.rests_until_s.items() if until_s > now_s],
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """A shape of request that has just found every node full."""
+
+    tokens: int
+    growth_tokens: int
+    is_long: bool
+    is_local: bool
+
+    def covers(self, other: "_Refused") -> bool:
+        """Whether the other one needs no less of anything, so that it would find no room either."""
+        return (
+            self.tokens <= other.tokens
+            and self.growth_tokens <= other.growth_tokens
+            and (self.is_long, self.is_local) == (other.is_long, other.is_local)
         )
-        if not isinstance(verdict, NoRoom):
-            state.queue.remove(request_id)
-            effects += start(state, request, verdict, now_s)
-        elif not verdict.others_may_pass:
+
+
+def place_waiting(state: State, now_s: float) -> list[Effect]:
+    """Give places in the order of ``waiting``, until nobody that is looked at finds one."""
+    effects: list[Effect] = []
+    refused: list[_Refused] = []
+    is_first = True
+    for index, request in enumerate(waiting.in_turn(state, now_s)):
+        if index >= state.settings.queue.examined_count_max:
             break
+        question = ask(state, request, now_s)
+        shape = _shape(question)
+        keeps = state.kept_for is not None and state.kept_for[0] == request.id
+        if not question.avoid and not keeps and any(one.covers(shape) for one in refused):
+            if request.blocked_s is None:
+                request.blocked_s = now_s
+            continue
+        verdict = state.policy.place(question, state.nodes)
+        if isinstance(verdict, Placement):
+            _judge_rejections(state, request, now_s)
+            _keep(state, request, now_s, verdict, Outcome.PLACED)
+            state.queue.remove(request.id)
+            if keeps:
+                state.kept_for = None
+            effects += start(state, request, question, verdict)
+            continue
+        if request.noted_s is None or now_s - request.noted_s >= _NOTE_INTERVAL_S:
+            request.noted_s = now_s
+            _keep(state, request, now_s, verdict, Outcome.WAITS)
+        if verdict.is_own:
+            continue
+        if request.blocked_s is None:
+            request.blocked_s = now_s
+        if not question.avoid and request.request.sampling.max_tokens > 1:
+            refused.append(shape)
+        if is_first:
+            waiting.keep_room(state, request, is_long=question.is_long, now_s=now_s)
+            is_first = False
     return effects
+
+
+def _shape(question: Question) -> _Refused:
+    tokens = question.token_count + question.granted_output_tokens
+    return _Refused(
+        tokens=tokens,
+        growth_tokens=question.request.sampling.max_tokens - question.granted_output_tokens,
+        is_long=question.is_long,
+        is_local=bool(question.resumes) or looks_back(question.request.sampling) is not None,
+    )
+
+
+def _refuse(
+    state: State, request: Request, now_s: float, error: PddError, verdict: NoRoom | None = None
+) -> list[Effect]:
+    _keep(state, request, now_s, verdict, Outcome.REFUSED, reason=str(error))
+    return [Fail(request_id=request.id, error=error)]
+
+
+def _keep(
+    state: State,
+    request: Request,
+    now_s: float,
+    verdict: Placement | NoRoom | None,
+    outcome: Outcome,
+    *,
+    reason: str = "",
+) -> None:
+    prefill, decode = records(verdict.considered) if verdict is not None else (None, None)
+    state.decisions.keep(
+        Decision(
+            request_id=request.id,
+            generation=request.generation,
+            decided_s=now_s,
+            outcome=outcome,
+            path=verdict.path if isinstance(verdict, Placement) else None,
+            reason=reason or (verdict.reason if verdict is not None else ""),
+            prefill=prefill,
+            decode=decode,
+            path_inputs=verdict.considered.path_inputs if verdict is not None else None,
+            waited_s=max(now_s - request.arrived_s, 0.0),
+        )
+    )
 
 
 def _refusal(state: State, request: GenerateRequest, verdict: NoRoom) -> PddError:
@@ -77,9 +197,60 @@ def _refusal(state: State, request: GenerateRequest, verdict: NoRoom) -> PddErro
     return NodeUnavailable(f"{verdict.reason}: start one, or try again later")
 
 
+def _predicted_too_late(state: State, request: Request, now_s: float) -> AdmissionRejected | None:
+    """A request that must wait so long that its deadline would pass is better told so now.
+
+    Only by measurements, never by start values: without enough of them nobody is refused.
+    """
+    pace_s = _seconds_per_completion(state, now_s)
+    if pace_s is None:
+        return None
+    wait_s = (len(state.queue) + 1) * pace_s
+    runs_s = _predicted_run_s(state, request)
+    deadline_s = request.request.deadline_s
+    if runs_s >= deadline_s or wait_s + runs_s <= deadline_s:
+        return None  # waiting is not what makes it late
+    state.counts.rejected_deadline += 1
+    state.rejections.append((request.arrival_index, request.deadline_s - runs_s))
+    return AdmissionRejected(
+        f"{len(state.queue)} requests are waiting, it would start in about {wait_s:.1f} s and take "
+        f"{runs_s:.1f} s, its deadline is {deadline_s:g} s: try again later",
+        retry_after_s=_retry_after_s(state, now_s),
+    )
+
+
+def _judge_rejections(state: State, placed: Request, now_s: float) -> None:
+    """Whoever was refused earlier than this one came would have been placed by now."""
+    while state.rejections and state.rejections[0][0] < placed.arrival_index:
+        _, latest_start_s = state.rejections.popleft()
+        if now_s <= latest_start_s:
+            state.counts.false_rejects += 1
+
+
+def _predicted_run_s(state: State, request: Request) -> float:
+    """From placement to end on a typical decode node, where that was measured; else 0."""
+    max_tokens = request.request.sampling.max_tokens
+    times = []
+    for node in state.nodes.values():
+        rate = state.estimates.decode(node.name)
+        enough = rate.sample_count >= state.settings.estimates.sample_count_min
+        if node.role is Role.DECODE and node.takes_work and enough:
+            times.append(state.estimates.expected_output_tokens(max_tokens) / rate.per_s)
+    return min(times, default=0.0)
+
+
+def _seconds_per_completion(state: State, now_s: float) -> float | None:
+    """Of the last minute; None where too few have ended to say."""
+    recent = [t for t in state.completions_s if now_s - t <= 60.0]
+    if len(recent) < state.settings.estimates.sample_count_min or now_s <= recent[0]:
+        return None
+    return (now_s - recent[0]) / len(recent)
+
+
 def _retry_after_s(state: State, now_s: float) -> float:
     """How long the present queue takes at the rate of the latest completions."""
     recent = [t for t in state.completions_s if now_s - t <= 60.0]
     if len(recent) < 2 or now_s <= recent[0]:
-        return 5.0
-    return min(max(len(state.queue) * (now_s - recent[0]) / len(recent), 1.0), 60.0)
+        return _RETRY_AFTER_S_UNKNOWN
+    pace_s = (now_s - recent[0]) / len(recent)
+    return min(max(len(state.queue) * pace_s, _RETRY_AFTER_S_MIN), _RETRY_AFTER_S_MAX)

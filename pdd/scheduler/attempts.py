@@ -4,6 +4,7 @@ from typing import assert_never
 
 from pdd.core.errors import InvalidRequest, PddError, RequestFailed
 from pdd.core.frames import FinishReason
+from pdd.core.identity import NodeName
 from pdd.core.requests import Path, Plan
 from pdd.scheduler.effects import Announce, Cancel, Effect, GiveFirstToken, Submit
 from pdd.scheduler.endings import complete, fail, too_late
@@ -15,17 +16,24 @@ from pdd.scheduler.events import (
     SequenceStarted,
 )
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy import Placement, looks_back
+from pdd.scheduler.policy.candidate import Candidate, Question
+from pdd.scheduler.policy.decider import looks_back
+from pdd.scheduler.policy.filters import is_large
+from pdd.scheduler.policy.place import Placement
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.state import State
 
 
-def start(state: State, request: Request, placement: Placement, now_s: float) -> list[Effect]:
+def start(state: State, request: Request, question: Question, placement: Placement) -> list[Effect]:
     """Take the leases of a placement and give out its jobs."""
-    prompt_tokens = len(request.request.prompt_token_ids)
+    now_s = question.now_s
     request.enter(Phase.PREFILLING)
     if request.first_token_s is None:  # else the client waits for decoding, not in a queue
         request.placed_s = now_s
+    request.granted_tokens = question.granted_output_tokens
+    request.blocked_s = None
+    state.counts.placed += 1
+    state.policy.remember(question, placement)
     request.prefill = placement.prefill.name if placement.prefill else None
     request.decode = placement.decode.name if placement.decode else None
     request.plan = Plan(
@@ -39,23 +47,33 @@ def start(state: State, request: Request, placement: Placement, now_s: float) ->
         request.announced = True
         effects.append(Announce(request_id=request.request.request_id, plan=request.plan))
     if placement.decode is not None:
-        tokens = prompt_tokens + request.request.sampling.max_tokens
-        placement.decode.lease(
-            request.request.request_id,
-            blocks=placement.decode.blocks_for(tokens),
-            queued_tokens=prompt_tokens if placement.path is Path.LOCAL else 0,
-        )
-        kind = "local" if placement.path is Path.LOCAL else "decode"
-        effects.append(_submit(request, placement.decode, kind, now_s))
+        computes = placement.path is Path.LOCAL
+        _lease(state, request, question, placement.decode, computes=computes)
+        node = placement.decode.node
+        if not computes:
+            size_bytes = node.blocks_for(placement.decode.remainder_tokens) * node.block_bytes
+            node.inbound_bytes[request.id] = size_bytes
+        effects.append(_submit(request, node, "local" if computes else "decode", now_s))
     if placement.prefill is not None:
-        placement.prefill.lease(
-            request.request.request_id,
-            blocks=placement.prefill.blocks_for(prompt_tokens + 1),
-            queued_tokens=prompt_tokens,
-        )
+        _lease(state, request, question, placement.prefill, computes=True)
         kind = "prefill" if placement.decode is not None else "local"
-        effects.append(_submit(request, placement.prefill, kind, now_s))
+        effects.append(_submit(request, placement.prefill.node, kind, now_s))
     return effects
+
+
+def _lease(
+    state: State, request: Request, question: Question, candidate: Candidate, *, computes: bool
+) -> None:
+    candidate.node.lease(
+        request.id,
+        blocks=candidate.blocks,
+        claim=candidate.claim,
+        queued_tokens=candidate.remainder_tokens if computes else 0,
+        is_long=question.is_long or is_large(candidate, state.settings.policy),
+        now_s=question.now_s,
+    )
+    if computes:
+        request.cached_guess = (candidate.name, candidate.cached_tokens)
 
 
 def _submit(request: Request, node: Node, kind: str, now_s: float) -> Submit:
@@ -79,11 +97,13 @@ def first_token(state: State, event: FirstTokenSampled, now_s: float) -> list[Ef
     request.first_token_s = now_s
     request.first_token_generation = event.generation
     request.prefill_facts = event.finish.facts
+    _prompt_computed(
+        state, request, event.node, now_s, computed_tokens=event.finish.facts.computed_prompt_tokens
+    )
     if event.finish.reason is not FinishReason.HANDOVER:
         return complete(state, request, event.finish, event.node, now_s)
     assert request.decode is not None
     request.enter(Phase.TRANSFERRING)
-    state.nodes[event.node].queued_tokens.pop(event.request_id, None)
     return [
         GiveFirstToken(
             node=request.decode,
@@ -102,6 +122,17 @@ def decode_ready(state: State, event: DecodeReady, now_s: float) -> list[Effect]
     request.enter(Phase.DECODING)
     request.ready_s = now_s
     assert request.prefill is not None
+    assert request.decode is not None
+    assert request.first_token_s is not None
+    state.nodes[request.decode].inbound_bytes.pop(request.id, None)
+    state.estimates.observe_transfer(
+        request.prefill,
+        request.decode,
+        size_bytes=event.transferred_bytes,
+        transfer_s=event.transfer_s,
+        waited_s=max(now_s - request.first_token_s, 0.0),
+        now_s=now_s,
+    )
     prefill = state.nodes[request.prefill]
     prefill.release(event.request_id)
     # Nobody needs its blocks any more, whether they arrived or are computed anew.
@@ -118,9 +149,21 @@ def started(state: State, event: SequenceStarted, now_s: float) -> list[Effect]:
         request.first_token_s = now_s
         request.first_token_generation = event.generation
     request.ready_s = now_s
-    if request.decode is not None:
-        state.nodes[request.decode].queued_tokens.pop(event.request_id, None)
+    runs_on = request.runs_on()
+    assert runs_on is not None
+    _prompt_computed(state, request, runs_on, now_s)
     return []
+
+
+def _prompt_computed(
+    state: State, request: Request, name: NodeName, now_s: float, *, computed_tokens: int = 0
+) -> None:
+    """Learn how fast the node is from what it did since the prompt before."""
+    node = state.nodes[name]
+    tokens = computed_tokens or node.queued_tokens.get(request.id, 0)
+    worked_s = node.computed(request.id, now_s=now_s)
+    if worked_s is not None:
+        state.estimates.prefill(name).observe(tokens, worked_s, now_s=now_s)
 
 
 def job_failed(state: State, event: JobFailed, now_s: float) -> list[Effect]:
@@ -156,9 +199,16 @@ def try_again(state: State, request: Request, why: str) -> list[Effect]:
     elif request.first_token_s is not None and parameter is not None:
         why = f"{why}; output with {parameter} cannot be continued on another engine"
     else:
-        state.release(request)
-        request.enter(Phase.QUEUED)
-        request.generation += 1
-        state.enqueue(request)
-        return effects
+        return queue_again(state, request, "resumed after a node was lost")
     return [*effects, *state.end(request), fail(request, RequestFailed(why))]
+
+
+def queue_again(state: State, request: Request, interruption: str) -> list[Effect]:
+    """End the present attempt; the next one goes before everybody new."""
+    effects: list[Effect] = [*state.cancels(request)]
+    state.release(request)
+    request.enter(Phase.QUEUED)
+    request.generation += 1
+    request.interruption = interruption
+    state.enqueue(request)
+    return effects

@@ -12,26 +12,39 @@ from collections import OrderedDict
 from typing import assert_never
 
 from pdd.core.identity import NodeName, RequestId
-from pdd.scheduler import admission, attempts, endings, invariants, members
+from pdd.scheduler import admission, attempts, drains, endings, growth, invariants, members
+from pdd.scheduler.cordons import Cordon
+from pdd.scheduler.decisions import Decision, DecisionLog
 from pdd.scheduler.effects import Effect
+from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.events import (
+    BlocksEvicted,
+    CacheCleared,
     DecodeReady,
     Event,
     FirstTokenSampled,
     JobFailed,
+    NodeCordoned,
     NodeJoined,
     NodeLost,
     NodeReported,
+    NodeUncordoned,
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
+    SequenceGrew,
     SequenceStarted,
     Tick,
 )
 from pdd.scheduler.nodes import Node
+from pdd.scheduler.policy.place import Policy
+from pdd.scheduler.prefixes import NoDirectory, PrefixDirectory
 from pdd.scheduler.requests import Request
 from pdd.scheduler.settings import SchedulerSettings
-from pdd.scheduler.state import State
+from pdd.scheduler.state import Counts, State
+
+_CHANGE_NO_ROOM = (SequenceStarted, SequenceGrew, BlocksEvicted, CacheCleared)
+"""Events after which nobody who waits can be better off, unless they have effects."""
 
 
 class SchedulerCore:
@@ -42,13 +55,34 @@ class SchedulerCore:
     nodes, ``endings`` for its end.
     """
 
-    def __init__(self, settings: SchedulerSettings | None = None) -> None:
-        self._state = State(settings=settings or SchedulerSettings())
+    def __init__(
+        self,
+        settings: SchedulerSettings | None = None,
+        *,
+        directory: PrefixDirectory | None = None,
+    ) -> None:
+        """``directory``: which node holds which prefix, if somebody follows that."""
+        settings = settings or SchedulerSettings()
+        estimates = Estimates(settings=settings.estimates)
+        self._state = State(
+            settings=settings,
+            estimates=estimates,
+            policy=Policy(settings, estimates=estimates, directory=directory or NoDirectory()),
+            decisions=DecisionLog(
+                memory_s=settings.decision_memory_s, count_max=settings.decision_count_max
+            ),
+        )
 
     def step(self, event: Event, *, now_s: float) -> list[Effect]:
         """Apply one event. ``now_s``: monotonic seconds from the driver's clock."""
+        state = self._state
         effects = self._apply(event, now_s)
-        return effects + admission.place_waiting(self._state, now_s)
+        changes_room = effects or not isinstance(event, _CHANGE_NO_ROOM)
+        if state.queue and changes_room:
+            effects += admission.place_waiting(state, now_s)
+        if state.cordons:
+            effects += drains.tell_drained(state, now_s)
+        return effects
 
     def _apply(self, event: Event, now_s: float) -> list[Effect]:
         state = self._state
@@ -71,6 +105,16 @@ class SchedulerCore:
                 return attempts.started(state, event, now_s)
             case SequenceFinished():
                 return endings.finished(state, event, now_s)
+            case SequenceGrew():
+                return growth.grew(state, event)
+            case BlocksEvicted():
+                return members.blocks_evicted(state, event)
+            case CacheCleared():
+                return members.cache_cleared(state, event)
+            case NodeCordoned():
+                return drains.cordon(state, event, now_s)
+            case NodeUncordoned():
+                return drains.uncordon(state, event)
             case JobFailed():
                 return attempts.job_failed(state, event, now_s)
             case Tick():
@@ -78,6 +122,7 @@ class SchedulerCore:
                     *members.drop_silent(state, now_s),
                     *members.forget_lost(state, now_s),
                     *endings.end_overdue(state, now_s),
+                    *growth.make_room_for_short(state, now_s),
                 ]
             case _:
                 assert_never(event)
@@ -96,6 +141,24 @@ class SchedulerCore:
     def queued_request_count(self) -> int:
         """Requests that wait for room."""
         return len(self._state.queue)
+
+    @property
+    def counts(self) -> Counts:
+        """What happened since the start. To be read only."""
+        return self._state.counts
+
+    @property
+    def estimates(self) -> Estimates:
+        """What was measured. To be read only."""
+        return self._state.estimates
+
+    def cordon_of(self, node: NodeName) -> Cordon | None:
+        """An operator's cordon on a node, if there is one. To be read only."""
+        return self._state.cordons.get(node)
+
+    def why(self, request_id: RequestId, *, now_s: float) -> tuple[Decision, ...]:
+        """The decisions about a request of the last hour, oldest first; empty if none is known."""
+        return self._state.decisions.of(request_id, now_s=now_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests and for idle moments."""

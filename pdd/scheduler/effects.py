@@ -111,6 +111,14 @@ class ForgetNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrained:
+    """A node that is being drained has finished all it had. Once per drain."""
+
+    identity: NodeIdentity
+    drained_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IntroducePeers:
     """Tell a node with whom it exchanges blocks; it connects to them at once.
 
@@ -139,6 +147,7 @@ Effect = (
     | Fail
     | Disconnect
     | ForgetNode
+    | NodeDrained
     | IntroducePeers
     | DismissPeer
 )

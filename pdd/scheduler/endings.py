@@ -60,7 +60,23 @@ def finished(state: State, event: SequenceFinished, now_s: float) -> list[Effect
     request = state.current(event.request_id, event.generation)
     if request is None or request.phase is Phase.QUEUED or event.node != request.runs_on():
         return []
+    _learn_from(state, request, event, now_s)
     return complete(state, request, event.finish, event.node, now_s)
+
+
+def _learn_from(state: State, request: Request, event: SequenceFinished, now_s: float) -> None:
+    """How long outputs are, how fast they come, and whether the prefix was where it was guessed."""
+    count = event.output_token_count
+    if count > 0:
+        state.estimates.output(request.request.sampling.max_tokens).observe(count)
+    if count > 1 and request.generation == 0 and request.ready_s is not None:
+        decoded_s = max(now_s - request.ready_s, 0.0)
+        state.estimates.decode(event.node).observe(count - 1, decoded_s, now_s=now_s)
+    if request.cached_guess is not None and request.generation == 0:
+        name, guess = request.cached_guess
+        facts = event.finish.facts if name == event.node else request.prefill_facts
+        if 2 * facts.cached_tokens < guess:
+            state.policy.forget_prefix(name, request.keys)
 
 
 def cancelled(state: State, event: RequestCancelled) -> list[Effect]:

@@ -10,7 +10,10 @@ from pdd.core.requests import GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node attached. ``block_size`` in tokens. A former life of the same name is gone."""
+    """A node attached. A former life of the same name is gone.
+
+    ``block_size`` in tokens; ``block_bytes`` over all layers and ranks, 0 where it is not known.
+    """
 
     identity: NodeIdentity
     role: Role
@@ -19,6 +22,7 @@ class NodeJoined:
     block_size: int
     max_model_len: int
     max_num_seqs: int
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,16 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestArrived:
-    """A checked request."""
+    """A checked request.
+
+    ``keys``: the keys of its prompt's full blocks, 16 bytes each, joined, as
+    ``pdd.directory.keys`` makes them; empty where nobody made them. ``caller_key``: what its client
+    calls it (``prompt_cache_key``, else ``user``); requests with equal ones go the same way.
+    """
 
     request: GenerateRequest
+    keys: bytes = b""
+    caller_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +78,15 @@ class FirstTokenSampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeReady:
-    """The decode node can go on after the first token."""
+    """The decode node can go on after the first token.
+
+    ``transfer_s``: from its ticket to the last verified block; 0 where it is not known.
+    """
 
     request_id: RequestId
     generation: int
+    transferred_bytes: int = 0
+    transfer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +99,65 @@ class SequenceStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceFinished:
-    """The node that generates says that the output is complete."""
+    """The node that generates says that the output is complete.
+
+    ``output_token_count``: over all attempts; 0 where it is not known.
+    """
 
     request_id: RequestId
     generation: int
     node: NodeName
     finish: Finish
+    output_token_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceGrew:
+    """An output has reached ``Request.grows_at_tokens``.
+
+    ``output_token_count``: over all attempts.
+    """
+
+    request_id: RequestId
+    generation: int
+    output_token_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksEvicted:
+    """A node's prefix cache no longer holds these blocks. ``keys``: joined, 16 bytes each.
+
+    That blocks were stored needs no event: decisions ask the block directory.
+    """
+
+    identity: NodeIdentity
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCleared:
+    """A node's prefix cache is empty."""
+
+    identity: NodeIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCordoned:
+    """An operator takes a node out: it finishes what it has and is given nothing new.
+
+    ``is_drain``: tell when it has finished. Holds for the node's name, over restarts.
+    """
+
+    node: NodeName
+    message: str = ""
+    is_drain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordoned:
+    """An operator gives a node back."""
+
+    node: NodeName
 
 
 class FailureKind(StrEnum):
@@ -125,6 +194,11 @@ Event = (
     | DecodeReady
     | SequenceStarted
     | SequenceFinished
+    | SequenceGrew
+    | BlocksEvicted
+    | CacheCleared
+    | NodeCordoned
+    | NodeUncordoned
     | JobFailed
     | Tick
 )

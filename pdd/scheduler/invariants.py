@@ -15,10 +15,16 @@ def check(state: State) -> None:
             runs_on = request.runs_on()
             assert runs_on is not None, f"{request_id} runs nowhere"
             assert request_id in state.nodes[runs_on].leases, f"{request_id} holds no lease"
+            node = state.nodes[runs_on]
+            grown = node.blocks_for(len(request.request.prompt_token_ids) + request.granted_tokens)
+            if request.decode is not None:
+                assert node.leases[request_id] == grown, f"{request_id}: lease and grant differ"
+    if state.kept_for is not None:
+        assert state.kept_for[0] in queued, "room is kept for one who does not wait"
     for node in state.nodes.values():
+        node.check()
         for request_id in node.leases:
             holder = state.requests.get(request_id)
             assert holder is not None, f"{node.name} leases blocks to nobody: {request_id}"
             assert node.name in (holder.prefill, holder.decode), request_id
             assert holder.phase is not Phase.QUEUED, request_id
-        assert node.unleased_block_count() >= 0, f"{node.name} promised too many blocks"

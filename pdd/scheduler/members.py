@@ -2,8 +2,9 @@
 
 from pdd.core.identity import NodeState
 from pdd.scheduler.attempts import try_again
+from pdd.scheduler.drains import apply_cordon
 from pdd.scheduler.effects import Disconnect, Effect, ForgetNode
-from pdd.scheduler.events import NodeJoined, NodeLost, NodeReported
+from pdd.scheduler.events import BlocksEvicted, CacheCleared, NodeJoined, NodeLost, NodeReported
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.peers import dismiss, introduce
 from pdd.scheduler.requests import Phase
@@ -27,9 +28,11 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
         block_size=event.block_size,
         max_model_len=event.max_model_len,
         max_num_seqs=event.max_num_seqs,
+        block_bytes=event.block_bytes,
         seen_s=now_s,
         free_block_count=event.block_count - 1,
     )
+    apply_cordon(state, node)
     return effects + introduce(state, node)
 
 
@@ -79,6 +82,7 @@ def forget_lost(state: State, now_s: float) -> list[Effect]:
         if index < excess_count or now_s - node.seen_s >= state.settings.lost_node_memory_s:
             assert not node.leases, f"{node.name} is lost and holds leases"
             del state.nodes[node.name]
+            state.estimates.forget(node.name)
             effects.append(ForgetNode(node=node.name))
     return effects
 
@@ -93,3 +97,19 @@ def drop_silent(state: State, now_s: float) -> list[Effect]:
             effects.append(Disconnect(identity=node.identity, reason=reason))
             effects += _lose(state, node, reason)
     return effects
+
+
+def blocks_evicted(state: State, event: BlocksEvicted) -> list[Effect]:
+    """A node no longer holds some prefixes: it has lost the preference for them."""
+    node = state.nodes.get(event.identity.name)
+    if node is not None and node.identity == event.identity:
+        state.policy.forget_prefix(node.name, event.keys)
+    return []
+
+
+def cache_cleared(state: State, event: CacheCleared) -> list[Effect]:
+    """A node holds no prefix any more."""
+    node = state.nodes.get(event.identity.name)
+    if node is not None and node.identity == event.identity:
+        node.cache_generation += 1
+    return []

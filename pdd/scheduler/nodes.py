@@ -10,6 +10,11 @@ class Node:
     """One member. ``leases``: KV blocks promised to each request that may use them here.
 
     Invariant: a request holds a lease exactly while a job of its present generation may run here.
+    ``claims``: what the longest output of each would need; a lease may grow up to it. ``long``:
+    requests whose lease is large or that run longer than expected; they share a part of the node.
+    ``queued_tokens``: prompt tokens to compute, per request that has no token yet.
+    ``inbound_bytes``: KV bytes on their way here. ``block_bytes`` is 0 where it is not known.
+    ``cache_generation`` counts how often the node said that its prefix cache is empty.
     """
 
     identity: NodeIdentity
@@ -20,13 +25,22 @@ class Node:
     max_model_len: int
     max_num_seqs: int
     seen_s: float
+    block_bytes: int = 0
     state: NodeState = NodeState.READY
     state_reason: str = ""
     free_block_count: int = 0
     running_sequence_count: int = 0
     waiting_sequence_count: int = 0
+    cache_generation: int = 0
     leases: dict[RequestId, int] = field(default_factory=dict)
+    claims: dict[RequestId, int] = field(default_factory=dict)
+    long: dict[RequestId, None] = field(default_factory=dict)
     queued_tokens: dict[RequestId, int] = field(default_factory=dict)
+    inbound_bytes: dict[RequestId, int] = field(default_factory=dict)
+    worked_until_s: float = 0.0
+    _leased: int = 0
+    _claimed: int = 0
+    _queued: int = 0
 
     @property
     def name(self) -> NodeName:
@@ -53,15 +67,82 @@ class Node:
 
     def unleased_block_count(self) -> int:
         """Blocks that are promised to nobody."""
-        return self.usable_block_count - sum(self.leases.values())
+        return self.usable_block_count - self._leased
 
-    def lease(self, request_id: RequestId, *, blocks: int, queued_tokens: int) -> None:
-        """Promise blocks, and count prompt tokens as work that is still to do."""
+    def growth_block_count(self) -> int:
+        """Blocks that the present leases may still grow by."""
+        return self._claimed - self._leased
+
+    def long_block_count(self) -> int:
+        """Blocks that long requests hold."""
+        return sum(self.leases[request_id] for request_id in self.long)
+
+    def lease(
+        self,
+        request_id: RequestId,
+        *,
+        blocks: int,
+        queued_tokens: int,
+        claim: int | None = None,
+        is_long: bool = False,
+        now_s: float = 0.0,
+    ) -> None:
+        """Promise blocks, and count prompt tokens as work that is still to do.
+
+        ``claim``: blocks for the longest output; None where the lease is for that already.
+        """
         assert request_id not in self.leases, f"{request_id} holds a lease on {self.name} already"
         self.leases[request_id] = blocks
-        self.queued_tokens[request_id] = queued_tokens
+        self.claims[request_id] = max(blocks, claim or 0)
+        self._leased += blocks
+        self._claimed += self.claims[request_id]
+        if is_long:
+            self.long[request_id] = None
+        if queued_tokens > 0:
+            if not self.queued_tokens:
+                self.worked_until_s = now_s
+            self.queued_tokens[request_id] = queued_tokens
+            self._queued += queued_tokens
+
+    def grow(self, request_id: RequestId, *, blocks: int) -> None:
+        """Promise more to a request that runs longer than expected; it is a long one now."""
+        assert self.leases[request_id] <= blocks <= self.claims[request_id], request_id
+        self._leased += blocks - self.leases[request_id]
+        self.leases[request_id] = blocks
+        self.long[request_id] = None
+
+    def computed(self, request_id: RequestId, *, now_s: float) -> float | None:
+        """A prompt is done: seconds of work since the one before; None if it was not queued."""
+        tokens = self.queued_tokens.pop(request_id, None)
+        if tokens is None:
+            return None
+        self._queued -= tokens
+        worked_s = max(now_s - self.worked_until_s, 0.0)
+        self.worked_until_s = now_s
+        return worked_s
+
+    def backlog_tokens(self, *, tokens_per_s: float, now_s: float) -> float:
+        """Prompt tokens ahead of a new request: queued and running ones, less what must be done of
+        them by now. Never less than a tenth, because what is not reported is not done."""
+        worked = max(now_s - self.worked_until_s, 0.0) * tokens_per_s
+        return max(self._queued - worked, 0.1 * self._queued)
 
     def release(self, request_id: RequestId) -> None:
         """End a lease. Idempotent: the request may never have had one here."""
-        self.leases.pop(request_id, None)
-        self.queued_tokens.pop(request_id, None)
+        self._leased -= self.leases.pop(request_id, 0)
+        self._claimed -= self.claims.pop(request_id, 0)
+        self._queued -= self.queued_tokens.pop(request_id, 0)
+        self.long.pop(request_id, None)
+        self.inbound_bytes.pop(request_id, None)
+
+    def check(self) -> None:
+        """The sums are those of the leases, nobody is promised what is not there."""
+        assert self._leased == sum(self.leases.values()), self.name
+        assert self._claimed == sum(self.claims.values()), self.name
+        assert self._queued == sum(self.queued_tokens.values()), self.name
+        assert self.claims.keys() == self.leases.keys(), self.name
+        for request_id, blocks in self.leases.items():
+            assert blocks <= self.claims[request_id], f"{request_id} holds more than its claim"
+        for part in (self.long, self.queued_tokens, self.inbound_bytes):
+            assert part.keys() <= self.leases.keys(), f"{self.name}: kept without a lease"
+        assert self.unleased_block_count() >= 0, f"{self.name} promised too many blocks"

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pdd.core.frames import EngineFacts
-from pdd.core.identity import NodeIdentity, NodeName
+from pdd.core.identity import NodeIdentity, NodeName, RequestId
 from pdd.core.requests import GenerateRequest, Path, Plan
+
+GROWTH_AHEAD_TOKENS = 16
+"""A lease is extended when fewer tokens than this are left of it."""
 
 
 class Phase(StrEnum):
@@ -32,12 +35,27 @@ class Request:
     """State of one request over all its attempts.
 
     ``arrival_index``: counts all requests; equal times would leave their order open.
+    ``keys``, ``caller``: see ``policy.candidate.Question``.
+    ``granted_tokens``: output tokens that its leases allow for; never less than it has emitted.
+    ``is_whole``: it is only placed where its longest output fits, and keeps its blocks to its end.
+    ``interruption``: why the present attempt is not the first; empty for the first.
+    ``blocked_s``: since when it could be placed but for room; None while nothing blocks it.
+    ``noted_s``: when its waiting was last put on record.
+    ``cached_guess``: node and prompt tokens that it was believed to hold at the last placement.
     ``rests_until_s``: when a node whose engine failed this request may be given it again.
     """
 
     request: GenerateRequest
     arrived_s: float
     arrival_index: int = 0
+    keys: bytes = b""
+    caller: bytes = b""
+    granted_tokens: int = 0
+    is_whole: bool = False
+    interruption: str = ""
+    blocked_s: float | None = None
+    noted_s: float | None = None
+    cached_guess: tuple[NodeName, int] | None = None
     phase: Phase = Phase.QUEUED
     generation: int = 0
     failed_attempt_count: int = 0
@@ -61,6 +79,18 @@ class Request:
         """Change phase; only along the table."""
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
+
+    @property
+    def id(self) -> RequestId:
+        """Its id."""
+        return self.request.request_id
+
+    @property
+    def grows_at_tokens(self) -> int:
+        """Output tokens at which it needs a longer lease; beyond all outputs if it never does."""
+        if self.granted_tokens >= self.request.sampling.max_tokens:
+            return self.request.sampling.max_tokens + 1
+        return self.granted_tokens - GROWTH_AHEAD_TOKENS + 1
 
     @property
     def resumed(self) -> bool:

@@ -8,17 +8,48 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from pdd.core.identity import NodeName, NodeState, RequestId
+from pdd.scheduler.cordons import Cordon
+from pdd.scheduler.decisions import DecisionLog
 from pdd.scheduler.effects import Cancel, Effect
+from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node
+from pdd.scheduler.policy.place import Policy
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True, kw_only=True)
+class Counts:
+    """What happened since the start.
+
+    ``false_rejects``: of the requests refused because their deadline was predicted to pass, those
+    that would have been placed in time, going by when one that came later was placed.
+    """
+
+    placed: int = 0
+    given_back: int = 0
+    rejected_full: int = 0
+    rejected_deadline: int = 0
+    false_rejects: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class State:
-    """``queue``: who waits for room, sorted by ``turn``. ``completions_s``: the latest ones."""
+    """``queue``: who waits for room, sorted by ``turn``. ``completions_s``: the latest ones.
+
+    ``kept_for``: the first in turn, the node whose room is kept for it, and whether it is long.
+    ``rejections``: arrival index and latest useful placement of requests refused by prediction; the
+    oldest go first, unjudged. ``cordons``: of nodes by name, which may be lost at the moment.
+    """
 
     settings: SchedulerSettings
+    estimates: Estimates
+    policy: Policy
+    decisions: DecisionLog
+    counts: Counts = field(default_factory=Counts)
+    kept_for: tuple[RequestId, NodeName, bool] | None = None
+    rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))
+    cordons: dict[NodeName, Cordon] = field(default_factory=dict)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
     queue: list[RequestId] = field(default_factory=list)
@@ -29,10 +60,11 @@ class State:
         """At its turn among those who wait."""
         insort(self.queue, request.request.request_id, key=self.turn)
 
-    def turn(self, request_id: RequestId) -> tuple[bool, int, int]:
-        """Place in the queue: interrupted requests, then lower priority, then earlier arrival."""
+    def turn(self, request_id: RequestId) -> tuple[bool, int]:
+        """Place in the queue: interrupted requests, then earlier arrival. ``waiting`` says who of
+        them goes next."""
         request = self.requests[request_id]
-        return request.generation == 0, request.request.priority, request.arrival_index
+        return request.generation == 0, request.arrival_index
 
     def current(self, request_id: RequestId, generation: int) -> Request | None:
         """The request, unless it is over or the news is from an older attempt."""
@@ -66,6 +98,8 @@ class State:
         """Forget a request. Returns nothing to do, for use inside effect lists."""
         if request.phase is Phase.QUEUED:
             self.queue.remove(request.request.request_id)
+        if self.kept_for is not None and self.kept_for[0] == request.id:
+            self.kept_for = None
         self.release(request)
         request.enter(Phase.FINISHED)
         del self.requests[request.request.request_id]

@@ -41,7 +41,7 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.requests import Phase
-from pdd.scheduler.settings import SchedulerSettings
+from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 from tests.builders import make_finish, make_identity, make_joined, make_request
 
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
@@ -73,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 node_silence_s=SILENCE_S,
                 lost_node_memory_s=15.0,
                 lost_node_count_max=2,
+                path=PathSettings(mode=PathMode.DISAGGREGATED),
             )
         )
         self.now_s = 0.0

@@ -18,7 +18,7 @@ from pdd.daemon.node_service import NodeService
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.scheduler.core import SchedulerCore
-from pdd.scheduler.settings import SchedulerSettings
+from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 from pdd.transfer.peer_book import JoinSettings
 from tests.builders import make_identity
 from tests.unit.daemon.fake_engine import INFO, FakeEngine, letter_tokenizer
@@ -57,7 +57,9 @@ class Scheduler:
 
     def __init__(self, **settings: Any) -> None:
         self.now_s = 500.0
-        self.core = SchedulerCore(SchedulerSettings(**settings))
+        self.core = SchedulerCore(
+            SchedulerSettings(path=PathSettings(mode=PathMode.DISAGGREGATED), **settings)
+        )
         self.driver = WatchedDriver(core=self.core, clock=lambda: self.now_s, model=MODEL)
         self.address = ""
         self._server: grpc.aio.Server | None = None

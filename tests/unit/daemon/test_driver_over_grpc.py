@@ -143,10 +143,10 @@ async def test_everything_that_was_asked_for_reaches_the_engines() -> None:
 class TestAPrefillNodeDies:
     async def test_before_the_first_token_another_computes_the_prompt(self) -> None:
         async with grpc_cluster() as cluster:
-            first = await cluster.join("prefill-0")
-            second, decode = await cluster.join("prefill-1"), await cluster.join("decode-0")
+            first, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
             client = generate(cluster, text_request())
             await first.engine.job("r1/0")
+            second = await cluster.join("prefill-1")
             waiting = await decode.engine.job("r1/0")
             await first.kill()
             run = await prefilled(second, decode, "r1/1")
@@ -209,8 +209,9 @@ class TestADecodeNodeDies:
     async def test_output_that_looks_back_is_ended_with_an_error(self) -> None:
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            await cluster.join("decode-1")
             client = generate(cluster, text_request(presence_penalty=0.5))
+            await decode.engine.job("r1/0")  # before there is another one
+            await cluster.join("decode-1")
             (await decode.engine.job("r1/0")).feed(out("a"))
             await client.seen(2)
             await decode.kill()
@@ -220,8 +221,9 @@ class TestADecodeNodeDies:
     async def test_its_engine_alone_another_goes_on(self) -> None:
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            other = await cluster.join("decode-1")
             client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")  # before there is another one
+            other = await cluster.join("decode-1")
             run = await decode.engine.job("r1/0")
             run.feed(out("a"), EngineFailed("the engine died"))
             run = await other.engine.job("r1/1")
@@ -276,8 +278,9 @@ class TestFramesOutOfPlace:
     async def test_of_a_decode_node_before_the_first_token_nothing_is_shown(self) -> None:
         async with grpc_cluster() as cluster:
             prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
-            other = await cluster.join("decode-1")
             client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")  # before there is another one
+            other = await cluster.join("decode-1")
             await decode.engine.job("r1/0")
             say_frame(cluster, "decode-0", make_frame(ids_of("z"), text="z"))
             run = await prefilled(prefill, other, "r1/1")
@@ -288,8 +291,9 @@ class TestFramesOutOfPlace:
     async def test_of_a_node_that_has_no_part_in_it_changes_nothing(self) -> None:
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            await cluster.join("decode-1")
             client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")  # before there is another one
+            await cluster.join("decode-1")
             run = await decode.engine.job("r1/0")
             say_frame(cluster, "decode-1", make_frame(ids_of("z"), text="z"))
             run.feed(out("a", eos=True))
@@ -298,8 +302,9 @@ class TestFramesOutOfPlace:
     async def test_a_handover_to_nobody_goes_on_elsewhere_after_what_was_shown(self) -> None:
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            other = await cluster.join("decode-1")
             client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")  # before there is another one
+            other = await cluster.join("decode-1")
             (await decode.engine.job("r1/0")).feed(out("a"))
             await client.seen(2)
             handover = make_frame((), finish=make_finish(FinishReason.HANDOVER))
@@ -314,8 +319,9 @@ class TestWordsOfANewerNode:
     async def test_an_unknown_finish_reason_is_tried_elsewhere_and_ends_no_stream(self) -> None:
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            other = await cluster.join("decode-1")
             client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")  # before there is another one
+            other = await cluster.join("decode-1")
             (await decode.engine.job("r1/0")).feed(out("a"))
             await client.seen(2)
             odd = make_frame(ids_of("b"), first_token_index=1, finish=make_finish())
@@ -329,8 +335,9 @@ class TestWordsOfANewerNode:
     async def test_an_unknown_kind_of_failure_is_tried_elsewhere(self) -> None:
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            other = await cluster.join("decode-1")
             client = generate(cluster, text_request())
+            await decode.engine.job("r1/0")  # before there is another one
+            other = await cluster.join("decode-1")
             await decode.engine.job("r1/0")
             failed = cluster_pb2.NodeRequestFailed(request_id="r1", kind="tired", message="no")
             say(cluster, "decode-0", cluster_pb2.NodeMessage(failed=failed))

@@ -1,0 +1,89 @@
+"""The decider: is a prompt computed on a prefill node, or where it is decoded?
+
+A hand-over costs the client the wait between first and second token, and the link its bytes. A
+local prompt costs the streams that run on the decode node a pause, and waits behind other local
+prompts. All inputs are predictions from measured speeds (``scheduler.estimates``).
+"""
+
+from dataclasses import dataclass
+
+from pdd.core.requests import Path
+from pdd.core.sampling import Sampling
+from pdd.scheduler.settings import PathMode, PathSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathInputs:
+    """What the choice rests on. Token counts, and seconds.
+
+    ``stall_s``: the decode node computing what it lacks of the prompt; ``local_s``: with what
+    stands before it. ``remote_s``: the prefill node, likewise. ``transfer_s``: all blocks that are
+    to come over its link; most of it passes while the prompt is computed. ``handover_s``: from
+    first token to the moment when the decode node goes on, as measured. ``output_s``: the whole
+    output, as long as expected.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    stall_s: float
+    local_s: float
+    remote_s: float
+    transfer_s: float
+    handover_s: float
+    output_s: float
+
+    @property
+    def remainder_tokens(self) -> int:
+        """What the decode node would have to compute."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+def decide(inputs: PathInputs, settings: PathSettings) -> tuple[Path, str]:
+    """The path where both are possible, and why, in words for an operator."""
+    if settings.mode is not PathMode.AUTO:
+        return Path(settings.mode.value), f"scheduler.path.mode is {settings.mode}"
+    rest = inputs.remainder_tokens
+    if 0 < settings.local_prompt_tokens_max >= rest:
+        return Path.LOCAL, (
+            f"{rest} tokens to compute, local up to {settings.local_prompt_tokens_max}"
+        )
+    here = f"computing {rest} tokens here takes {_ms(inputs.stall_s)}"
+    if inputs.transfer_s > inputs.stall_s and inputs.local_s <= inputs.remote_s + inputs.transfer_s:
+        return Path.LOCAL, f"{here}, moving their blocks {_ms(inputs.transfer_s)}"
+    if inputs.stall_s > settings.local_stall_s:
+        return Path.DISAGGREGATED, (
+            f"{here}, more than running output may be held up ({_ms(settings.local_stall_s)})"
+        )
+    if 2 * inputs.cached_tokens >= inputs.prompt_tokens:
+        return (
+            Path.LOCAL,
+            f"{inputs.cached_tokens} of {inputs.prompt_tokens} tokens are here; {here}",
+        )
+    if inputs.stall_s <= inputs.handover_s:
+        return Path.LOCAL, f"{here}, a hand-over {_ms(inputs.handover_s)}"
+    if inputs.output_s <= inputs.handover_s:
+        return Path.LOCAL, (
+            f"its output takes {_ms(inputs.output_s)}, a hand-over {_ms(inputs.handover_s)}"
+        )
+    return Path.DISAGGREGATED, f"{here}, a hand-over {_ms(inputs.handover_s)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def looks_back(sampling: Sampling) -> str | None:
+    """The parameter that reads earlier output tokens, if there is one; None otherwise.
+
+    A sequence with such a parameter cannot change engines, because the next engine takes emitted
+    tokens for prompt (vLLM 0.32, Model Runner V1).
+    """
+    if sampling.presence_penalty != 0.0:
+        return "presence_penalty"
+    if sampling.frequency_penalty != 0.0:
+        return "frequency_penalty"
+    if sampling.bad_words:
+        return "bad_words"
+    if sampling.grammar is not None:
+        return "response_format"
+    return None

@@ -1,0 +1,145 @@
+"""Who holds which prefix: what nodes said, and what can be guessed from where requests went.
+
+What nodes said comes from the block directory through ``PrefixDirectory``, read only. A node whose
+cache is not followed there is guessed: it holds what was sent to it last. A guess gives a
+preference and a prediction, no more: the engine's own hash decides what is reused, and a request
+that finds less than was guessed corrects it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdd.core.identity import NodeIdentity, NodeName, Role
+from pdd.scheduler.nodes import Node
+
+KEY_SIZE_BYTES = 16
+_STRIDE = 8
+"""Of a chain every eighth key is remembered, and the last one."""
+_SETTLE_S = 30.0
+"""So long after a request was sent to a node, the node may still be about to store its blocks."""
+
+
+class PrefixDirectory(Protocol):
+    """The block directory, as far as decisions need it."""
+
+    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
+        """Leading blocks of a chain that a node holds without a hole; None if its cache is not
+        known. ``keys``: 16 bytes each, joined, as ``pdd.directory.keys`` makes them."""
+        ...
+
+
+class NoDirectory:
+    """Knows no cache."""
+
+    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
+        """See ``PrefixDirectory``."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a prefix went first, and has a preference for since."""
+
+    identity: NodeIdentity
+    cache_generation: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """``block_count`` leading blocks went to ``node`` before."""
+
+    node: NodeName
+    block_count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Homes:
+    """Prefixes and callers' keys, each with the node that is to get them, for one role.
+
+    A node that is above its load gives nothing of this up: the key comes back when it has room. A
+    node that is lost, restarted or without the blocks has lost the preference. Bounded: the
+    entries least used are forgotten, and go wherever the scorers send them.
+    """
+
+    role: Role
+    entry_count_max: int
+    _homes: OrderedDict[bytes, _Home] = field(default_factory=OrderedDict)
+
+    def prefix(
+        self,
+        keys: bytes,
+        *,
+        nodes: Mapping[NodeName, Node],
+        directory: PrefixDirectory,
+        now_s: float,
+    ) -> Preference | None:
+        """The node of the longest known prefix."""
+        homes = self._homes
+        for end in range(len(keys), 0, -KEY_SIZE_BYTES):
+            key = keys[end - KEY_SIZE_BYTES : end]
+            home = homes.get(key)
+            if home is None:
+                continue
+            if not self._holds_true(home, nodes):
+                del homes[key]
+                continue
+            name = home.identity.name
+            if now_s - home.since_s > _SETTLE_S:
+                held = directory.matched_blocks(name, keys[:end])
+                if held is not None and 2 * held < end // KEY_SIZE_BYTES:
+                    del homes[key]
+                    continue
+            homes.move_to_end(key)
+            return Preference(node=name, block_count=end // KEY_SIZE_BYTES)
+        return None
+
+    def caller(self, name: bytes, *, nodes: Mapping[NodeName, Node]) -> NodeName | None:
+        """The node of a caller's own key."""
+        home = self._homes.get(name)
+        if home is None:
+            return None
+        if not self._holds_true(home, nodes):
+            del self._homes[name]
+            return None
+        self._homes.move_to_end(name)
+        return home.identity.name
+
+    def remember(self, keys: bytes, *, caller: bytes, node: Node, now_s: float) -> None:
+        """A request went to ``node``. What has a home keeps it."""
+        home = _Home(node.identity, node.cache_generation, now_s)
+        count = len(keys) // KEY_SIZE_BYTES
+        ends = [*range(_STRIDE, count, _STRIDE), count] if count else []
+        for end in ends:
+            self._homes.setdefault(keys[(end - 1) * KEY_SIZE_BYTES : end * KEY_SIZE_BYTES], home)
+        if caller:
+            self._homes.setdefault(caller, home)
+        while len(self._homes) > self.entry_count_max:
+            self._homes.popitem(last=False)
+
+    def evict(self, node: NodeName, keys: bytes) -> None:
+        """The node no longer holds these blocks: it loses the preference for them at once."""
+        for start in range(0, len(keys), KEY_SIZE_BYTES):
+            key = keys[start : start + KEY_SIZE_BYTES]
+            home = self._homes.get(key)
+            if home is not None and home.identity.name == node:
+                del self._homes[key]
+
+    def _holds_true(self, home: _Home, nodes: Mapping[NodeName, Node]) -> bool:
+        node = nodes.get(home.identity.name)
+        return (
+            node is not None
+            and node.role is self.role
+            and node.identity == home.identity
+            and node.cache_generation == home.cache_generation
+            and node.takes_work
+        )
+
+
+def caller_name(*, tenant: str, key: str) -> bytes:
+    """A caller's key among all: no tenant can meet another one's, nor a block's key."""
+    if not key:
+        return b""
+    return b"caller\0" + f"{len(tenant)}:{tenant}:{key}".encode()
