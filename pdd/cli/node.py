@@ -1,13 +1,33 @@
 """``pdd node``: the nodes of a cluster."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pdd.cli.options import output_option, resolve_state_dir, state_dir_option
 from pdd.cli.output import print_json, print_table
 
-_COLUMNS = ("NAME", "ROLE", "STATE", "BLOCKS", "FREE", "RUNNING", "WAITING", "ADDRESS", "PID")
+if TYPE_CHECKING:
+    from pdd.daemon.supervisor_nodes import LinkRow, NodeRow
+
+_COLUMNS = (
+    "NAME",
+    "ROLE",
+    "STATE",
+    "BLOCKS",
+    "FREE",
+    "RUNNING",
+    "WAITING",
+    "TRANSPORT",
+    "ADDRESS",
+    "PID",
+)
+_LINK_COLUMNS = ("FROM", "TRANSPORT", "RECEIVED", "SPEED", "LANES")
+
+scheduler_option = click.option(
+    "--scheduler", metavar="HOST:PORT", help="gRPC address of a scheduler."
+)
 
 
 @click.group()
@@ -16,22 +36,17 @@ def node() -> None:
 
 
 @node.command("list")
-@click.option("--scheduler", metavar="HOST:PORT", help="gRPC address of a scheduler.")
+@scheduler_option
 @state_dir_option
 @output_option
 def list_command(scheduler: str | None, state_dir: Path | None, output: str) -> None:
-    """List the nodes that joined, by name."""
+    """List the nodes that joined, by name.
+
+    TRANSPORT is what a node's blocks from its peers come over; 'pdd node show' tells more.
+    """
     from dataclasses import asdict
 
-    from pdd.daemon.supervisor_nodes import list_nodes
-
-    if scheduler is not None and state_dir is not None:
-        raise click.UsageError("--scheduler and --state-dir name a cluster each; give one.")
-    if scheduler is None:
-        from pdd.cli.local import running_cluster
-
-        scheduler = running_cluster(resolve_state_dir(state_dir)).grpc
-    rows = list_nodes(scheduler, timeout_s=5.0)
+    rows = _rows(scheduler, state_dir)
     if output == "json":
         print_json([asdict(row) for row in rows])
         return
@@ -46,9 +61,75 @@ def list_command(scheduler: str | None, state_dir: Path | None, output: str) -> 
                 row.free_block_count,
                 row.running_sequence_count,
                 row.waiting_sequence_count,
+                ",".join(dict.fromkeys(link.transport or "none" for link in row.links)) or "-",
                 row.address,
                 row.pid,
             )
             for row in rows
         ],
     )
+
+
+@node.command()
+@click.argument("name")
+@scheduler_option
+@state_dir_option
+@output_option
+def show(name: str, scheduler: str | None, state_dir: Path | None, output: str) -> None:
+    """Show one node and its connections to its peers. NAME: its name, or a prefix of only one."""
+    from dataclasses import asdict
+
+    row = _pick(name, _rows(scheduler, state_dir))
+    if output == "json":
+        print_json(asdict(row))
+        return
+    for title, text in (
+        ("name", row.name),
+        ("role", row.role),
+        ("state", row.state),
+        ("reason", row.state_reason),
+        ("model", row.model),
+        ("address", row.address),
+        ("identity", f"{row.uuid}, boot {row.boot_epoch}, pid {row.pid}"),
+        ("blocks", f"{row.free_block_count} of {row.block_count} free"),
+        (
+            "sequences",
+            f"{row.running_sequence_count} running, {row.waiting_sequence_count} waiting",
+        ),
+    ):
+        if text:
+            click.echo(f"{title:<10} {text}")
+    if row.links:
+        click.echo()
+        print_table(_LINK_COLUMNS, [_link_cells(link) for link in row.links])
+
+
+def _link_cells(link: "LinkRow") -> tuple[str, str, str, str, str]:
+    if link.refused_reason:
+        return link.peer, "refused", "-", "-", link.refused_reason
+    speed = f"{link.bytes_per_s / 1e9:.2f} GB/s" if link.bytes_per_s else "-"
+    received = f"{link.received_bytes / 1e6:.1f} MB"
+    return link.peer, link.transport or "none", received, speed, " ".join(link.lanes)
+
+
+def _rows(scheduler: str | None, state_dir: Path | None) -> "list[NodeRow]":
+    from pdd.daemon.supervisor_nodes import list_nodes
+
+    if scheduler is not None and state_dir is not None:
+        raise click.UsageError("--scheduler and --state-dir name a cluster each; give one.")
+    if scheduler is None:
+        from pdd.cli.local import running_cluster
+
+        scheduler = running_cluster(resolve_state_dir(state_dir)).grpc
+    return list_nodes(scheduler, timeout_s=5.0)
+
+
+def _pick(name: str, rows: "list[NodeRow]") -> "NodeRow":
+    matches = [row for row in rows if row.name.startswith(name)]
+    exact = [row for row in matches if row.name == name]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
+    names = ", ".join(row.name for row in matches or rows)
+    if matches:
+        raise click.ClickException(f"{name!r} matches {len(matches)} nodes: {names}")
+    raise click.ClickException(f"no node {name!r}; there are {names or 'none'}")

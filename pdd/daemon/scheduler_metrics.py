@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdd.daemon.link_metrics import link_metrics
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.transfer_metrics import transfer_metrics
 
@@ -28,14 +29,20 @@ class ClusterMetrics(Collector):
         sequences = GaugeMetricFamily(
             "pdd_node_sequences", "Sequences of a node", labels=["node", "state"]
         )
-        for node in self._driver.list_nodes():
+        degraded = GaugeMetricFamily(
+            "pdd_node_degraded", "1 while a node is slower than it should be", labels=["node"]
+        )
+        nodes = self._driver.list_nodes()
+        for node in nodes:
             name = node.identity.name
             up.add_metric([name, node.role, node.state], float(node.state in ("ready", "degraded")))
+            degraded.add_metric([name], float(node.state == "degraded"))
             blocks.add_metric([name, "total"], node.block_count)
             blocks.add_metric([name, "free"], node.free_block_count)
             sequences.add_metric([name, "running"], node.running_sequence_count)
             sequences.add_metric([name, "waiting"], node.waiting_sequence_count)
         queued = GaugeMetricFamily("pdd_scheduler_queued_requests", "Requests that wait for room")
         queued.add_metric([], self._driver.queued_request_count)
-        yield from (up, blocks, sequences, queued)
+        yield from (up, degraded, blocks, sequences, queued)
+        yield from link_metrics(nodes)
         yield from transfer_metrics(self._driver.transfer_counters())

@@ -1,8 +1,20 @@
 """Ask a scheduler which nodes it has. For ``pdd up`` and ``pdd node list``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdd.core.errors import NodeUnavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRow:
+    """How a node receives blocks from a peer; ``PeerLink`` of cluster.proto."""
+
+    peer: str
+    transport: str
+    lanes: list[str]
+    received_bytes: int
+    bytes_per_s: float
+    refused_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +34,7 @@ class NodeRow:
     free_block_count: int
     running_sequence_count: int
     waiting_sequence_count: int
+    links: list[LinkRow] = field(default_factory=list)
 
 
 def list_nodes(scheduler: str, *, timeout_s: float = 2.0) -> list[NodeRow]:
@@ -59,6 +72,17 @@ def list_nodes(scheduler: str, *, timeout_s: float = 2.0) -> list[NodeRow]:
             free_block_count=node.free_block_count,
             running_sequence_count=node.running_sequence_count,
             waiting_sequence_count=node.waiting_sequence_count,
+            links=[
+                LinkRow(
+                    peer=link.peer,
+                    transport=link.transport,
+                    lanes=list(link.lanes),
+                    received_bytes=link.received_bytes,
+                    bytes_per_s=link.bytes_per_s,
+                    refused_reason=link.refused_reason,
+                )
+                for link in node.links
+            ],
         )
         for node in response.nodes
     ]
