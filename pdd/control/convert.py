@@ -103,15 +103,16 @@ def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
 
 
 def frame_from_proto(message: cluster_pb2.TokenFrame) -> Frame:
-    """See ``Frame``."""
+    """See ``Frame``. Once per token and sequence: what is not there costs nothing."""
     tokens = message.tokens
+    logprobs = tokens.logprobs
     return Frame(
         request_id=RequestId(message.request_id),
         first_token_index=tokens.first_token_index,
         token_ids=tuple(tokens.token_ids),
         text_offset=tokens.text_offset,
         text=tokens.text,
-        logprobs=tuple(_logprobs_from_proto(logprobs) for logprobs in tokens.logprobs),
+        logprobs=tuple(map(_logprobs_from_proto, logprobs)) if logprobs else (),
         finish=_finish_from_proto(message.finish) if message.HasField("finish") else None,
     )
 

@@ -1,9 +1,11 @@
 """What the rooms need from each other, as protocols. ``daemon`` fills them with real objects."""
 
-from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from pdd.core.requests import GenerateRequest, GenerationEvent
+from pdd.core.errors import PddError
+from pdd.core.frames import Frame
+from pdd.core.identity import RequestId
+from pdd.core.requests import Ended, GenerateRequest, Plan
 
 
 class Clock(Protocol):
@@ -12,18 +14,45 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
+class Sink(Protocol):
+    """Where one request's output goes: ``planned``, then ``tokens``..., then ``ended``; or, at any
+    point, ``failed`` instead of the rest. After the last of them nothing comes any more.
+
+    Calls, not an iterator: a task switch per token costs more than writing the token. All come on
+    the event loop, some of them from within ``Inference.start``. A sink returns at once, may call
+    ``Inference.cancel``, and raises nothing: what it raises is a bug and ends the process.
+    """
+
+    def planned(self, plan: Plan) -> None:
+        """The request was placed; the first call of every accepted request."""
+        ...
+
+    def tokens(self, frame: Frame) -> None:
+        """What is new: begins exactly where the last frame ended, without ``finish``."""
+        ...
+
+    def ended(self, ended: Ended) -> None:
+        """The last call of a request that finished by itself."""
+        ...
+
+    def failed(self, error: PddError) -> None:
+        """The request is over on every node. Before ``planned``: InvalidRequest (no node of this
+        cluster could ever hold it), AdmissionRejected, NodeUnavailable; nothing was started. At
+        any time: InvalidRequest (an engine refuses its parameters), RequestFailed,
+        DeadlineExceeded."""
+        ...
+
+
 class Inference(Protocol):
     """The scheduler as the front door (HTTP, gRPC) sees it."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Run one request: ``Planned``, then ``Delta``s, then one ``Ended``.
+    def start(self, request: GenerateRequest, sink: Sink) -> None:
+        """Run one request. Its id has never been used before."""
+        ...
 
-        Closing the iterator early (``aclose``) cancels the request on every node.
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request on every node, in whatever phase; its sink is not called any more.
 
-        Raises:
-            InvalidRequest: no node of this cluster could ever hold it, before ``Planned``; or an
-                engine refuses its parameters, then at any time.
-            AdmissionRejected, NodeUnavailable: before ``Planned``; nothing was started.
-            RequestFailed, DeadlineExceeded: at any time; the request is over on every node.
+        Idempotent; void for a request that is over.
         """
         ...

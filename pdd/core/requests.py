@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pdd.core.frames import Finish, Frame
+from pdd.core.frames import Finish
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.sampling import Sampling
 
@@ -64,25 +64,8 @@ class RequestUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """First event of every accepted request."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """New tokens of a request: a frame without anything already shown and without an end."""
-
-    frame: Frame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Last event of a request that finished by itself. Exactly one, and nothing after it."""
+    """How a request ended that finished by itself."""
 
     finish: Finish
     usage: RequestUsage
-
-
-GenerationEvent = Planned | Delta | Ended

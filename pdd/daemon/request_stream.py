@@ -2,29 +2,25 @@
 
 Frames may come twice, or overlap after a sequence has changed engines; offsets are absolute, so
 what was shown already is cut off here, in one place, and each token leaves exactly once.
+
+Nothing waits here: what is new goes straight on to the front door's sink, which has the bounds.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from pdd.core.errors import PddError, RequestFailed
+from pdd.core.errors import PddError
 from pdd.core.frames import Frame
-from pdd.core.requests import Delta, Ended, GenerationEvent, Planned
-
-WAITING_EVENT_COUNT_MAX = 16_384
-"""Events that a front door has not taken yet. At the bound the request is failed: its client reads
-so slowly that the front door should have ended it long ago."""
+from pdd.core.ports import Sink
+from pdd.core.requests import Ended, Plan
 
 
 class RequestStream:
-    """Written by the driver, read once by the front door. All on one event loop."""
+    """What of a request was shown, and to whom. All on one event loop."""
 
-    def __init__(self) -> None:
-        self._events: deque[GenerationEvent] = deque()
-        self._error: PddError | None = None
-        self._changed = asyncio.Event()
+    __slots__ = ("_ended", "_sink", "text_length", "token_ids")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         self._ended = False
         self.token_ids: list[int] = []
         self.text_length = 0
@@ -34,58 +30,44 @@ class RequestStream:
         """Nothing can be added any more."""
         return self._ended
 
-    def plan(self, planned: Planned) -> None:
-        """First event."""
-        self._put(planned)
+    def plan(self, plan: Plan) -> None:
+        """Before any token."""
+        assert not self._ended, "a plan after the end"
+        self._sink.planned(plan)
 
-    def show(self, frame: Frame) -> bool:
-        """Add a frame's news; False when the stream had to be failed at its bound.
+    def show(self, frame: Frame) -> None:
+        """Pass a frame's news on.
 
         Raises:
             ValueError: the frame begins after what was shown: tokens are missing.
         """
-        new = self._unseen(frame)
-        if new is None:
-            return True
-        if len(self._events) >= WAITING_EVENT_COUNT_MAX:
-            self.fail(
-                RequestFailed(f"{len(self._events)} events wait for a client; it is too slow")
-            )
-            return False
-        self.token_ids.extend(new.token_ids)
-        self.text_length += len(new.text)
-        self._put(Delta(frame=new))
-        return True
+        assert not self._ended, "tokens after the end"
+        token_ids = self.token_ids
+        if (
+            frame.first_token_index != len(token_ids)
+            or frame.text_offset != self.text_length
+            or frame.finish is not None
+            or not frame.token_ids
+        ):
+            new = self._unseen(frame)
+            if new is None:
+                return
+            frame = new
+        token_ids.extend(frame.token_ids)
+        self.text_length += len(frame.text)
+        self._sink.tokens(frame)
 
     def end(self, ended: Ended) -> None:
         """Last event of a success."""
-        self._put(ended)
+        assert not self._ended, "an end after the end"
         self._ended = True
+        self._sink.ended(ended)
 
     def fail(self, error: PddError) -> None:
         """The request is over without success. Ignored after the end."""
         if not self._ended:
             self._ended = True
-            self._error = error
-            self._changed.set()
-
-    async def events(self) -> AsyncIterator[GenerationEvent]:
-        """Every event in order, then the end or the error."""
-        while True:
-            while self._events:
-                event = self._events.popleft()
-                yield event
-                if isinstance(event, Ended):
-                    return
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _put(self, event: GenerationEvent) -> None:
-        assert not self._ended, f"{type(event).__name__} after the end"
-        self._events.append(event)
-        self._changed.set()
+            self._sink.failed(error)
 
     def _unseen(self, frame: Frame) -> Frame | None:
         seen_tokens = len(self.token_ids) - frame.first_token_index

@@ -7,7 +7,6 @@ from pathlib import Path
 import grpc
 import structlog
 import uvloop
-from aiohttp import web
 
 from pdd.config.sections import Config
 from pdd.control.cluster_server import ClusterServicer
@@ -21,10 +20,11 @@ from pdd.daemon.scheduler_metrics import ClusterMetrics
 from pdd.daemon.scheduler_tokenizer import make_tokenizer
 from pdd.daemon.served_model import served_model
 from pdd.daemon.signals import first_of, stop_on_signals
-from pdd.gateway.app import make_app
+from pdd.gateway.front import Front
 from pdd.gateway.grpc_inference import InferenceServicer
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.served import Health, ServedModel
+from pdd.gateway.server import FrontServer, make_front
 from pdd.gateway.server import serve as serve_http
 from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
@@ -81,7 +81,7 @@ class _SchedulerDaemon:
             cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name,
         )
         grpc_address = self._bind_grpc(server)
-        app = make_app(
+        front = make_front(
             inference=self._driver,
             tokenizer=tokenizer,
             model=self._model,
@@ -90,7 +90,7 @@ class _SchedulerDaemon:
             metrics=metrics,
             clock=self._clock,
         )
-        runner, http_address = await self._serve_http(app, settings)
+        http_server, http_address = await self._serve_http(front)
         await server.start()
         background = [
             asyncio.create_task(self._driver.tick()),
@@ -109,7 +109,7 @@ class _SchedulerDaemon:
             notify.notify_stopping()
             log.info("scheduler_stopping", open_requests=self._driver.running_request_count)
             async with asyncio.TaskGroup() as stopping:
-                stopping.create_task(runner.cleanup())
+                stopping.create_task(http_server.stop())
                 stopping.create_task(inference.stop(grace_s=settings.shutdown_grace_s))
             await server.stop(grace=0.5)
             for task in background:
@@ -124,17 +124,13 @@ class _SchedulerDaemon:
             raise PddError(f"grpc.listen: cannot bind {listen}: {error}") from error
         return f"{listen.host}:{port}"
 
-    async def _serve_http(
-        self, app: web.Application, settings: GatewaySettings
-    ) -> tuple[web.AppRunner, str]:
+    async def _serve_http(self, front: Front) -> tuple[FrontServer, str]:
         listen = self._config.http.listen
         try:
-            runner, port = await serve_http(
-                app, settings=settings, host=listen.host, port=listen.port
-            )
+            server = await serve_http(front, host=listen.host, port=listen.port)
         except OSError as error:
             raise PddError(f"http.listen: cannot bind {listen}: {error}") from error
-        return runner, f"{listen.host}:{port}"
+        return server, f"{listen.host}:{server.port}"
 
     def _health(self) -> Health:
         prefill_count, decode_count = self._driver.ready_counts()

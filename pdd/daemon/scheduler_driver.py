@@ -4,21 +4,16 @@ Token frames do not pass through the core; only a request's first token and its 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import Iterable
 
 import structlog
 
 from pdd.control.cluster_server import JoinRefused, NodeSession
 from pdd.control.convert import frame_from_proto, identity_to_proto, sampling_to_proto
 from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
-from pdd.core.ports import Clock
-from pdd.core.requests import (
-    Ended,
-    GenerateRequest,
-    GenerationEvent,
-    Planned,
-    RequestUsage,
-)
+from pdd.core.ports import Clock, Sink
+from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.transfer_metrics import known_counters
 from pdd.rpc.v1 import cluster_pb2
@@ -54,7 +49,7 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
-from pdd.scheduler.requests import Phase
+from pdd.scheduler.requests import Phase, Request
 from pdd.transfer.pairing import pair_faults
 
 log = structlog.get_logger(__name__)
@@ -79,23 +74,22 @@ class SchedulerDriver:
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
         self._streams: dict[RequestId, RequestStream] = {}
+        self._events: deque[Event] = deque()
+        self._stepping = False
         self._crash: Exception | None = None
         self._crashed = asyncio.Event()
 
     # --- for the front door ------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """See ``Inference.generate``."""
-        stream = RequestStream()
-        self._streams[request.request_id] = stream
-        try:
-            self._step(RequestArrived(request=request))
-            async for event in stream.events():
-                yield event
-        finally:
-            self._streams.pop(request.request_id, None)
-            if not stream.ended:
-                self._step(RequestCancelled(request_id=request.request_id))
+    def start(self, request: GenerateRequest, sink: Sink) -> None:
+        """See ``Inference.start``."""
+        self._streams[request.request_id] = RequestStream(sink)
+        self._step(RequestArrived(request=request))
+
+    def cancel(self, request_id: RequestId) -> None:
+        """See ``Inference.cancel``."""
+        if self._streams.pop(request_id, None) is not None:
+            self._step(RequestCancelled(request_id=request_id))
 
     def ready_counts(self) -> tuple[int, int]:
         """``(prefill nodes, decode nodes)`` that take work."""
@@ -152,8 +146,7 @@ class SchedulerDriver:
             return  # a former life
         match message.WhichOneof("message"):
             case "frames":
-                for frame in message.frames.frames:
-                    self._on_frame(session, frame)
+                self._on_frames(session, message.frames.frames)
             case "status":
                 status = message.status
                 self._transfer_counters[session.identity.name] = known_counters(
@@ -260,13 +253,22 @@ class SchedulerDriver:
         raise self._crash
 
     def _step(self, event: Event) -> None:
+        """Decide and act. A sink that cancels in the middle of an event's effects is heard after
+        them: their order means something to the nodes."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
         try:
-            for effect in self._core.step(event, now_s=self._clock()):
-                self._obey(effect)
+            while self._events:
+                for effect in self._core.step(self._events.popleft(), now_s=self._clock()):
+                    self._obey(effect)
         except Exception as error:
             self._crash = error
             self._crashed.set()
             raise
+        finally:
+            self._stepping = False
 
     def _obey(self, effect: Effect) -> None:
         match effect:
@@ -282,12 +284,12 @@ class SchedulerDriver:
                     session.first_token(effect.request_id, effect.generation, effect.token_id)
             case Announce():
                 stream = self._streams.get(effect.request_id)
-                if stream is not None and not stream.ended:
-                    stream.plan(Planned(plan=effect.plan))
+                if stream is not None:
+                    stream.plan(effect.plan)
             case Complete():
                 self._complete(effect)
             case Fail():
-                stream = self._streams.get(effect.request_id)
+                stream = self._streams.pop(effect.request_id, None)
                 if stream is not None:
                     log.warning(
                         "request_failed",
@@ -335,7 +337,9 @@ class SchedulerDriver:
             return  # its loss is on its way as an event
         request = effect.request
         sampling = request.sampling
-        stream = self._streams[request.request_id]
+        stream = self._streams.get(request.request_id)
+        if stream is None:
+            return  # its client left in this very step; the cancellation is on its way as an event
         assert effect.kind == "local" or not stream.token_ids, "a shown token cannot travel"
         submit = cluster_pb2.Submit(
             request_id=request.request_id,
@@ -358,13 +362,36 @@ class SchedulerDriver:
             submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
         session.submit(submit)
 
-    def _on_frame(self, session: NodeSession, message: cluster_pb2.TokenFrame) -> None:
-        """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
-        request = self._core.requests.get(RequestId(message.request_id))
-        stream = self._streams.get(RequestId(message.request_id))
+    def _on_frames(self, session: NodeSession, messages: Iterable[cluster_pb2.TokenFrame]) -> None:
+        """One engine step of a node. What is done here, every token of the cluster pays for."""
         node = session.identity.name
-        if request is None or stream is None or request.generation != message.generation:
-            return
+        requests, streams = self._core.requests, self._streams
+        for message in messages:
+            request_id = RequestId(message.request_id)
+            request = requests.get(request_id)
+            stream = streams.get(request_id)
+            if request is None or stream is None or request.generation != message.generation:
+                continue
+            if (
+                request.phase is Phase.DECODING
+                and request.runs_on() == node
+                and not message.HasField("finish")
+            ):  # nearly always; such a frame needs no more checks and means nothing to the core
+                try:
+                    stream.show(frame_from_proto(message))
+                except ValueError as error:
+                    self._fail_attempt(message, node, f"frames do not join: {error}")
+            else:
+                self._on_frame(message, node, request, stream)
+
+    def _on_frame(
+        self,
+        message: cluster_pb2.TokenFrame,
+        node: NodeName,
+        request: Request,
+        stream: RequestStream,
+    ) -> None:
+        """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
         if not takes_part(request, node):
             log.debug("frame_ignored", request_id=message.request_id, node=node)
             return
@@ -377,12 +404,12 @@ class SchedulerDriver:
             self._fail_attempt(message, node, why)
             return
         try:
-            if not stream.show(frame):
-                self._step(RequestCancelled(request_id=frame.request_id))
-                return
+            stream.show(frame)
         except ValueError as error:
             self._fail_attempt(message, node, f"frames do not join: {error}")
             return
+        if request.phase is Phase.FINISHED:
+            return  # its client had no room for it and has cancelled
         if hands_over(request, node):
             assert frame.finish is not None, "checked by fault()"
             self._step(
@@ -430,8 +457,8 @@ class SchedulerDriver:
         )
 
     def _complete(self, effect: Complete) -> None:
-        stream = self._streams.get(effect.request_id)
-        if stream is None or stream.ended:
+        stream = self._streams.pop(effect.request_id, None)
+        if stream is None:
             return
         usage = RequestUsage(
             prompt_tokens=effect.prompt_token_count,

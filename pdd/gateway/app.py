@@ -1,28 +1,17 @@
-"""The HTTP application: routes, and errors that are not an inference request's."""
+"""The pages that are not inference: models, health, metrics. An ordinary aiohttp application."""
 
-import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 
 import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from pdd.core.errors import PddError
-from pdd.core.identity import RequestId
-from pdd.core.ports import Clock, Inference
-from pdd.gateway.chat import ChatReply
-from pdd.gateway.completions import CompletionReply
-from pdd.gateway.door import Door
-from pdd.gateway.errors import make_error_body
-from pdd.gateway.job import Job
+from pdd.gateway.errors import edge_of, error_body, make_error_body, retry_after_s
 from pdd.gateway.json_text import json_bytes, shorten
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.served import Health, ServedModel
-from pdd.gateway.serving import Serving, error_response
-from pdd.gateway.settings import GatewaySettings
-from pdd.gateway.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -31,73 +20,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def make_app(
     *,
-    inference: Inference,
-    tokenizer: Tokenizer,
     model: ServedModel,
-    settings: GatewaySettings,
     health: Callable[[], Health],
     metrics: GatewayMetrics,
-    clock: Clock = time.monotonic,
+    open_requests: OpenRequests,
+    max_body_bytes: int,
 ) -> web.Application:
-    """The front door as an aiohttp application. Serve it with ``server.make_runner``."""
-    open_requests = OpenRequests(limit=settings.max_running_requests)
-    serving = Serving(
-        inference=inference,
-        metrics=metrics,
-        settings=settings,
-        open_requests=open_requests,
-        clock=clock,
-    )
-    door = Door(model=model, tokenizer=tokenizer)
-    inference_routes = _InferenceRoutes(door=door, serving=serving, settings=settings)
-    other_routes = _OtherRoutes(
-        model=model, health=health, metrics=metrics, open_requests=open_requests
-    )
-    app = web.Application(middlewares=[_errors], client_max_size=settings.max_body_bytes)
+    """The pages: what ``framework.Framework`` runs."""
+    routes = _OtherRoutes(model=model, health=health, metrics=metrics, open_requests=open_requests)
+    app = web.Application(middlewares=[_errors], client_max_size=max_body_bytes)
     app.add_routes(
         [
-            web.post("/v1/completions", inference_routes.completions),
-            web.post("/v1/chat/completions", inference_routes.chat),
-            web.get("/v1/models", other_routes.models),
-            web.get("/v1/models/{model:.+}", other_routes.model),
-            web.get("/health", other_routes.health),
-            web.get("/metrics", other_routes.metrics),
+            web.get("/v1/models", routes.models),
+            web.get("/v1/models/{model:.+}", routes.model),
+            web.get("/health", routes.health),
+            web.get("/metrics", routes.metrics),
         ]
     )
-
-    async def stop(_app: web.Application) -> None:
-        await open_requests.stop(grace_s=settings.shutdown_grace_s)
-
-    app.on_shutdown.append(stop)
     return app
-
-
-class _InferenceRoutes:
-    def __init__(self, *, door: Door, serving: Serving, settings: GatewaySettings) -> None:
-        self._door = door
-        self._serving = serving
-        self._deadline_s = settings.request_deadline_s
-        self._model_name = door.model.name
-
-    async def completions(self, http: web.Request) -> web.StreamResponse:
-        async def prepare(body: dict[str, object], request_id: RequestId) -> Job:
-            return await self._door.completion(
-                body, request_id=request_id, deadline_s=self._deadline_s
-            )
-
-        def reply(job: Job) -> CompletionReply:
-            return CompletionReply(job, model_name=self._model_name, created_s=_epoch_s())
-
-        return await self._serving.answer(http, prepare=prepare, make_reply=reply)
-
-    async def chat(self, http: web.Request) -> web.StreamResponse:
-        async def prepare(body: dict[str, object], request_id: RequestId) -> Job:
-            return await self._door.chat(body, request_id=request_id, deadline_s=self._deadline_s)
-
-        def reply(job: Job) -> ChatReply:
-            return ChatReply(job, model_name=self._model_name, created_s=_epoch_s())
-
-        return await self._serving.answer(http, prepare=prepare, make_reply=reply)
 
 
 class _OtherRoutes:
@@ -181,11 +121,15 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             status=error.status,
             headers=headers,
         )
-    except PddError as error:
-        return error_response(error)
     except Exception as error:
-        log.exception("http_handler_failed", path=request.path)
-        return error_response(error)
+        if not isinstance(error, PddError):
+            log.exception("http_handler_failed", path=request.path)
+        seconds = retry_after_s(error)
+        return _json(
+            error_body(error),
+            status=edge_of(error).status,
+            headers={} if seconds is None else {"Retry-After": str(seconds)},
+        )
 
 
 def _json(
@@ -194,8 +138,3 @@ def _json(
     return web.Response(
         body=json_bytes(body), status=status, content_type="application/json", headers=headers
     )
-
-
-def _epoch_s() -> int:
-    """Wall time, only to be shown: OpenAI's ``created``."""
-    return int(datetime.now(UTC).timestamp())

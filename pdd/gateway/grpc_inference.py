@@ -1,6 +1,7 @@
 """The public gRPC service ``pdd.rpc.v1.Inference``. The only module here that knows protobuf."""
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -8,19 +9,17 @@ import grpc
 import structlog
 
 from pdd.core.errors import PddError
-from pdd.core.frames import Frame
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Inference
 from pdd.core.requests import RequestUsage
 from pdd.gateway.door import Door
 from pdd.gateway.errors import edge_of, message_of, retry_after_s
-from pdd.gateway.event_writer import ClientStalled
 from pdd.gateway.grpc_body import body_of, end_fields, is_chat, plan_fields, tokens_fields
+from pdd.gateway.grpc_inbox import ClientStalled, GrpcInbox
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
-from pdd.gateway.open_requests import OpenRequests, stopping_error
+from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.reply import Progress
 from pdd.gateway.request_ids import new_request_id
-from pdd.gateway.run import running
 from pdd.gateway.served import ServedModel
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tokenizer import Tokenizer
@@ -71,15 +70,16 @@ class InferenceServicer:
         usage = None
         outcome = "cancelled"
         failure: Exception | None = None
+        call = _Call()
         try:
-            with self._open_requests.one():
-                usage = await self._run(request, context, request_id, meter)
+            self._open_requests.add(call)
+            usage = await self._run(request, context, request_id, meter, call)
             outcome = "finished"
         except asyncio.CancelledError:
-            if not self._open_requests.stopping:
+            if call.stopped_with is None:
                 raise
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # it is this one
-            failure = stopping_error()
+            call.task.uncancel()
+            failure = call.stopped_with
             outcome = edge_of(failure).outcome
         except ClientStalled as error:
             outcome = "stalled"
@@ -90,6 +90,7 @@ class InferenceServicer:
             outcome = edge_of(error).outcome
             failure = error
         finally:
+            self._open_requests.discard(call)
             now_s = self._clock()
             meter.end(outcome, now_s=now_s, usage=usage)
             log.info(
@@ -107,22 +108,39 @@ class InferenceServicer:
             await _abort(context, failure, request_id)
 
     async def _run(
-        self, request: Any, context: Any, request_id: RequestId, meter: RequestMeter
+        self,
+        request: Any,
+        context: Any,
+        request_id: RequestId,
+        meter: RequestMeter,
+        call: "_Call",
     ) -> RequestUsage:
         prepare = self._door.chat if is_chat(request) else self._door.completion
         job = await prepare(
             body_of(request), request_id=request_id, deadline_s=self._deadline_s(context)
         )
         progress = Progress()
-        async with running(self._inference, job.request, meter=meter, clock=self._clock) as run:
-            await self._write(context, _response(request_id, plan=plan_fields(run.plan)))
-            while isinstance(item := await run.next(), Frame):
-                progress.advance(item)
-                await self._write(context, _response(request_id, tokens=tokens_fields(item)))
-            end = end_fields(item)
-            progress.check_end(item)
-            await self._write(context, _response(request_id, end=end))
-        return item.usage
+        inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock)
+        self._inference.start(job.request, inbox)
+        try:
+            written_s = -math.inf
+            while True:
+                news = await inbox.take(not_before_s=written_s + self._settings.grpc_flush_s)
+                if news.plan is not None:
+                    await self._write(context, _response(request_id, plan=plan_fields(news.plan)))
+                if news.frame is not None:
+                    progress.advance(news.frame)
+                    await self._write(
+                        context, _response(request_id, tokens=tokens_fields(news.frame))
+                    )
+                    written_s = self._clock()
+                if news.end is not None:
+                    end = end_fields(news.end)
+                    progress.check_end(news.end)
+                    await self._write(context, _response(request_id, end=end))
+                    return news.end.usage
+        finally:
+            self._inference.cancel(request_id)  # void for a request that is over
 
     async def _write(self, context: Any, response: Any) -> None:
         """Write one message; gRPC's flow-control window is the bound of what may wait.
@@ -142,6 +160,25 @@ class InferenceServicer:
         """The call's own deadline; without one, the same as for HTTP."""
         remaining_s = context.time_remaining()
         return self._settings.request_deadline_s if remaining_s is None else float(remaining_s)
+
+
+class _Call:
+    """The running call, as ``OpenRequests`` ends it."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a call runs in a task"
+        self.task: asyncio.Task[object] = task
+        self.inbox: GrpcInbox | None = None
+        self.stopped_with: PddError | None = None
+
+    def stop(self, error: PddError) -> None:
+        """Never in the middle of a write: gRPC could not send the status then."""
+        if self.inbox is None:
+            self.stopped_with = error
+            self.task.cancel("the scheduler is stopping")
+        elif not self.inbox.is_over:
+            self.inbox.failed(error)
 
 
 def _response(request_id: str, **event: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ of ``OUTCOMES``. Names and units follow vLLM's, with pdd's prefix.
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdd.core.requests import Path, RequestUsage
+from pdd.gateway.token_metrics import GAP_BUCKETS_S, TokenMetrics
 
 OUTCOMES = (
     "finished",
@@ -22,7 +23,6 @@ OUTCOMES = (
 by its deadline, by a failure, because its client left, because its client stopped reading."""
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600)
 
 
@@ -38,16 +38,11 @@ class GatewayMetrics:
             buckets=_TTFT_BUCKETS_S,
             registry=self.registry,
         )
-        self.itl = Histogram(
-            "pdd_inter_token_latency_seconds",
-            "Each gap between two tokens of a request",
-            buckets=_GAP_BUCKETS_S,
-            registry=self.registry,
-        )
+        self.tokens = TokenMetrics(self.registry)
         self.tpot = Histogram(
             "pdd_request_time_per_output_token_seconds",
             "Mean gap of a finished request: (end to end - first token) / (tokens - 1)",
-            buckets=_GAP_BUCKETS_S,
+            buckets=GAP_BUCKETS_S,
             registry=self.registry,
         )
         self.e2e = Histogram(
@@ -75,8 +70,11 @@ class GatewayMetrics:
             "Prompt tokens of finished requests that did not have to be computed",
             registry=self.registry,
         )
-        self.generation_tokens = Counter(
-            "pdd_generation_tokens", "Tokens sent to clients", registry=self.registry
+        self.http_refused = Counter(
+            "pdd_http_refused",
+            "Requests refused on HTTP's own account, before anybody looked at their body",
+            ["status"],
+            registry=self.registry,
         )
 
     def begin(self, surface: str, *, now_s: float) -> "RequestMeter":
@@ -92,6 +90,7 @@ class RequestMeter:
         "_first_token_s",
         "_last_token_s",
         "_metrics",
+        "_per_token",
         "_started_s",
         "_surface",
         "ended",
@@ -101,6 +100,7 @@ class RequestMeter:
 
     def __init__(self, metrics: GatewayMetrics, surface: str, now_s: float) -> None:
         self._metrics = metrics
+        self._per_token = metrics.tokens
         self._surface = surface
         self._started_s = now_s
         self._first_token_s: float | None = None
@@ -120,20 +120,15 @@ class RequestMeter:
         """``count`` tokens were handed to the client's connection just now."""
         if count == 0:
             return
-        gaps = count
         if self._first_token_s is None:
             self._first_token_s = now_s
             label = "none" if self.path is None else self.path.value
             self._metrics.ttft.labels(label).observe(now_s - self._started_s)
-            gaps -= 1
-        elif gaps:
-            self._metrics.itl.observe(now_s - self._last_token_s)
-            gaps -= 1
-        for _ in range(gaps):  # tokens of one frame arrive together
-            self._metrics.itl.observe(0.0)
+            self._per_token.sent(count, gap_count=count - 1, gap_s=0.0)
+        else:
+            self._per_token.sent(count, gap_count=count, gap_s=now_s - self._last_token_s)
         self._last_token_s = now_s
         self.token_count += count
-        self._metrics.generation_tokens.inc(count)
 
     def end(self, outcome: str, *, now_s: float, usage: RequestUsage | None = None) -> None:
         """Close the books on this request."""

@@ -1,9 +1,9 @@
 """Names of requests: pdd's own, and the one a client or proxy brought along."""
 
 import secrets
-from collections.abc import Mapping
 
 from pdd.core.identity import RequestId
+from pdd.gateway.http_request import HttpRequest
 
 MAX_CLIENT_ID_CHARS = 128
 """A longer x-request-id is ignored, as is one with characters that could break a log or header."""
@@ -14,9 +14,9 @@ def new_request_id() -> RequestId:
     return RequestId(f"r-{secrets.token_hex(12)}")
 
 
-def client_request_id(headers: Mapping[str, str]) -> str | None:
+def client_request_id(request: HttpRequest) -> str | None:
     """``x-request-id`` if it can be echoed safely."""
-    value = headers.get("x-request-id", "")
+    value = request.header(b"x-request-id") or ""
     if 0 < len(value) <= MAX_CLIENT_ID_CHARS and value.isascii() and value.isprintable():
         return value
     return None

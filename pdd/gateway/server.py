@@ -1,67 +1,106 @@
-"""How the application must be served: with cancellation on, and within bounds."""
+"""Making a front door and listening for its clients."""
 
-import logging
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-
+from pdd.core.ports import Clock, Inference
+from pdd.gateway.answer import Serving
+from pdd.gateway.app import make_app
+from pdd.gateway.door import Door
+from pdd.gateway.front import Front
+from pdd.gateway.http_connection import HttpConnection
+from pdd.gateway.metrics import GatewayMetrics
+from pdd.gateway.open_requests import OpenRequests
+from pdd.gateway.served import Health, ServedModel
 from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.tokenizer import Tokenizer
 
-_MAX_HEADER_BYTES = 16 * 1024
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted; more wait at the client."""
 
-_logger = logging.getLogger("pdd.gateway.http")
-
-
-class _ClientFaults(logging.Filter):
-    """aiohttp logs every malformed request as an error with a traceback; strangers send many."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-            record.exc_info = None
-            return _logger.isEnabledFor(logging.DEBUG)
-        return True
+_LAST_BYTES_S = 1.0
+"""At shutdown, after all requests were ended: how long clients may take to read the rest."""
 
 
-_logger.addFilter(_ClientFaults())
-
-
-def make_runner(app: web.Application, *, settings: GatewaySettings) -> web.AppRunner:
-    """A runner for the application; ``setup`` it, add sites, and ``cleanup`` at the end.
-
-    ``handler_cancellation`` is what makes a client that leaves cancel its request. A request line
-    or header longer than 16 KiB is answered with 400 and the connection closed.
-    """
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        logger=_logger,
-        keepalive_timeout=settings.keepalive_timeout_s,
-        lingering_time=settings.linger_s,
-        max_line_size=_MAX_HEADER_BYTES,
-        max_field_size=_MAX_HEADER_BYTES,
-        # Open requests were ended by the application before; this is for what is left of them.
-        shutdown_timeout=1.0,
+def make_front(
+    *,
+    inference: Inference,
+    tokenizer: Tokenizer,
+    model: ServedModel,
+    settings: GatewaySettings,
+    health: Callable[[], Health],
+    metrics: GatewayMetrics,
+    clock: Clock = time.monotonic,
+) -> Front:
+    """The front door of one scheduler process."""
+    open_requests = OpenRequests(limit=settings.max_running_requests)
+    return Front(
+        serving=Serving(
+            inference=inference,
+            metrics=metrics,
+            settings=settings,
+            open_requests=open_requests,
+            clock=clock,
+        ),
+        door=Door(model=model, tokenizer=tokenizer),
+        app=make_app(
+            model=model,
+            health=health,
+            metrics=metrics,
+            open_requests=open_requests,
+            max_body_bytes=settings.max_body_bytes,
+        ),
+        clock=clock,
     )
 
 
+class FrontServer:
+    """A front door that listens."""
+
+    def __init__(self, front: Front, server: asyncio.Server) -> None:
+        self._front = front
+        self._server = server
+        self._stopped: asyncio.Task[None] | None = None
+        self.port = int(server.sockets[0].getsockname()[1])
+        """Where it listens; it was perhaps asked for port 0."""
+
+    async def stop(self) -> None:
+        """Refuse new clients, end open requests, close all connections. Idempotent."""
+        if self._stopped is None:
+            self._stopped = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopped)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        await self._front.stop()
+        empty = asyncio.Event()
+        self._front.when_empty(empty.set)
+        try:
+            async with asyncio.timeout(_LAST_BYTES_S):
+                await empty.wait()
+        except TimeoutError:
+            for connection in list(self._front.connections):
+                connection.abort()
+            await empty.wait()
+
+
 async def serve(
-    app: web.Application, *, settings: GatewaySettings, host: str, port: int
-) -> tuple[web.AppRunner, int]:
-    """Start serving; returns the runner to clean up, and the port (``port`` may be 0).
+    front: Front, *, host: str, port: int, tls: ssl.SSLContext | None = None
+) -> FrontServer:
+    """Start listening; the one place where that is done.
 
     Raises:
         OSError: the address is taken or not this machine's.
     """
-    runner = make_runner(app, settings=settings)
-    await runner.setup()
+    loop = asyncio.get_running_loop()
+    await front.framework.start()
     try:
-        site = web.TCPSite(runner, host, port, backlog=1024)
-        await site.start()
+        server = await loop.create_server(
+            lambda: HttpConnection(front), host, port, backlog=_BACKLOG, ssl=tls
+        )
     except OSError:
-        await runner.cleanup()
+        await front.framework.stop()
         raise
-    address = runner.addresses[0]
-    return runner, int(address[1])
+    return FrontServer(front, server)

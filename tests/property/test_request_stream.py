@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pdd.core.frames import Frame, Logprob, TokenLogprobs
 from pdd.core.identity import RequestId
-from pdd.core.requests import Delta
 from pdd.daemon.request_stream import RequestStream
+from tests.sinks import Collected, Delta
 
 LENGTH = 12
 # Token i adds i % 3 characters, some of them later than the token: text is held back at times.
@@ -36,37 +36,30 @@ def frame(start: int, end: int) -> Frame:
     )
 
 
-async def deltas_of(stream: RequestStream, count: int) -> list[Frame]:
-    events = stream.events()
-    shown = []
-    for _ in range(count):
-        event = await anext(events)
-        assert isinstance(event, Delta)
-        shown.append(event.frame)
-    await events.aclose()
-    return shown
-
-
 @given(
     cuts=st.lists(
         st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted), max_size=30
     ),
 )
 def test_each_token_and_character_is_shown_once(cuts: list[list[int]]) -> None:
-    stream = RequestStream()
+    asyncio.run(_check(cuts))
+
+
+async def _check(cuts: list[list[int]]) -> None:
+    sink = Collected()
+    stream = RequestStream(sink)
     reached = 0
     for start, end in cuts:
         if start > reached:
             with pytest.raises(ValueError, match=f"token {start},.*are {reached} tokens"):
                 stream.show(frame(start, end))
         else:
-            assert stream.show(frame(start, end))
+            stream.show(frame(start, end))
             reached = max(reached, end)
         assert stream.token_ids == list(range(100, 100 + reached))
         assert stream.text_length == SHOWN[reached]
 
-    count = len(stream._events)
-    shown = asyncio.run(deltas_of(stream, count))
+    shown = [event.frame for event in sink.events if isinstance(event, Delta)]
     assert [token for one in shown for token in one.token_ids] == stream.token_ids
     assert "".join(one.text for one in shown) == TEXT[: SHOWN[reached]]
     tokens, characters = 0, 0

@@ -15,6 +15,7 @@ from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.core.identity import NodeName
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.scheduler.events import Tick
+from tests.sinks import generate
 from tests.unit.daemon.fake_engine import out
 from tests.unit.daemon.grpc_cluster import (
     WAIT_S,
@@ -261,7 +262,7 @@ async def test_frames_of_one_loop_turn_travel_together() -> None:
     async with grpc_cluster() as cluster:
         decode = await cluster.join("decode-0")
         driver = cluster.scheduler.driver
-        clients = [Client(driver.generate(text_request(f"r{index}"))) for index in range(8)]
+        clients = [Client(generate(driver, text_request(f"r{index}"))) for index in range(8)]
         runs = [await decode.engine.job(f"r{index}/0") for index in range(8)]
         for run in runs:
             run.feed(out("a", eos=True))
@@ -293,7 +294,7 @@ class TestBrokenStreams:
     async def test_a_restarted_scheduler_gets_its_nodes_back_and_their_old_jobs_end(self) -> None:
         async with grpc_cluster() as cluster:
             node = await cluster.join("decode-0")
-            client = Client(cluster.scheduler.driver.generate(text_request()))
+            client = Client(generate(cluster.scheduler.driver, text_request()))
             run = await node.engine.job("r1/0")
             former, address = cluster.scheduler, cluster.scheduler.address
             await former.stop()
@@ -304,14 +305,14 @@ class TestBrokenStreams:
             await cluster.scheduler.until(
                 lambda: cluster.scheduler.states() == {"decode-0": "ready"}
             )
-            client = Client(cluster.scheduler.driver.generate(text_request("r2")))
+            client = Client(generate(cluster.scheduler.driver, text_request("r2")))
             (await node.engine.job("r2/0")).feed(out("a", eos=True))
             assert text_of(await client.all()) == "a"
 
     async def test_a_newer_life_closes_the_former(self) -> None:
         async with grpc_cluster() as cluster:
             former = await cluster.join("decode-0")
-            client = Client(cluster.scheduler.driver.generate(text_request()))
+            client = Client(generate(cluster.scheduler.driver, text_request()))
             old = await former.engine.job("r1/0")
             present = await cluster.join("decode-0", boot_epoch=2)
             (await present.engine.job("r1/1")).feed(out("a", eos=True))
@@ -330,7 +331,7 @@ class TestBrokenStreams:
             task = asyncio.create_task(second.run())
             await cluster.scheduler.until(lambda: len(cluster.scheduler.driver.detached) == 1)
             assert cluster.scheduler.states() == {"decode-0": "ready"}
-            client = Client(cluster.scheduler.driver.generate(text_request()))
+            client = Client(generate(cluster.scheduler.driver, text_request()))
             (await node.engine.job("r1/0")).feed(out("a", eos=True))
             assert text_of(await client.all()) == "a"
             task.cancel()
@@ -374,7 +375,7 @@ class TestBrokenStreams:
     ) -> None:
         async with grpc_cluster() as cluster:
             node = await cluster.join("decode-0")
-            client = Client(cluster.scheduler.driver.generate(text_request()))
+            client = Client(generate(cluster.scheduler.driver, text_request()))
             await node.engine.job("r1/0")
             session = cluster.scheduler.driver._sessions[NodeName("decode-0")]
             session.submit(cluster_pb2.Submit(request_id="odd", kind="speculate"))

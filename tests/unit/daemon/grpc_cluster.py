@@ -11,7 +11,6 @@ from pdd.control.cluster_server import ClusterServicer, NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
-from pdd.core.requests import GenerationEvent
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers
 from pdd.daemon.node_service import NodeService
@@ -21,6 +20,7 @@ from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 from pdd.transfer.peer_book import JoinSettings
 from tests.builders import make_identity
+from tests.sinks import GenerationEvent
 from tests.unit.daemon.fake_engine import INFO, FakeEngine, letter_tokenizer
 
 MODEL = "tiny"

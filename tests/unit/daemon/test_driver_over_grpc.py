@@ -10,12 +10,13 @@ from structlog.testing import capture_logs
 from pdd.control.convert import frame_to_proto
 from pdd.core.errors import InvalidRequest, NodeUnavailable, RequestFailed
 from pdd.core.frames import FinishReason, Frame
-from pdd.core.identity import NodeName
-from pdd.core.requests import Delta, Ended, GenerateRequest, GenerationEvent, Path, Planned
-from pdd.daemon import request_stream
+from pdd.core.identity import NodeName, RequestId
+from pdd.core.requests import Ended, GenerateRequest, Path, Plan
 from pdd.engine.port import EngineFailed, JobFacts
 from pdd.rpc.v1 import cluster_pb2
+from tests import sinks
 from tests.builders import make_finish, make_frame, make_request
+from tests.sinks import Collected, Delta, GenerationEvent, Planned
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, Client, GrpcCluster, Node, grpc_cluster
 
@@ -31,7 +32,7 @@ def text_request(request_id: str = "r1", **fields: Any) -> GenerateRequest:
 
 
 def generate(cluster: GrpcCluster, request: GenerateRequest) -> Client:
-    return Client(cluster.scheduler.driver.generate(request))
+    return Client(sinks.generate(cluster.scheduler.driver, request))
 
 
 def tokens_of(events: list[GenerationEvent]) -> list[int]:
@@ -382,21 +383,37 @@ class TestAClientLeaves:
                 while "r1/0" not in prefill.engine.dropped:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
 
-    async def test_too_slowly_it_is_ended_and_its_nodes_are_freed(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(request_stream, "WAITING_EVENT_COUNT_MAX", 3)
+    @pytest.mark.parametrize("when", ["planned", "tokens"])
+    async def test_in_the_middle_of_being_told_its_nodes_are_freed(self, when: str) -> None:
+        """The front door may cancel from within a call: a client had no room for a token."""
         async with grpc_cluster() as cluster:
             decode = await cluster.join("decode-0")
-            events = cluster.scheduler.driver.generate(text_request())
-            assert isinstance(await anext(events), Planned)
-            run = await decode.engine.job("r1/0")
-            run.feed(*(out("a") for _ in range(20)))
-            await closed(run)
-            with pytest.raises(RequestFailed, match="too slow"):
-                async for _ in events:
-                    pass
+            driver = cluster.scheduler.driver
+
+            class Leaving(Collected):
+                def planned(self, plan: Plan) -> None:
+                    super().planned(plan)
+                    if when == "planned":
+                        driver.cancel(RequestId("r1"))
+
+                def tokens(self, frame: Frame) -> None:
+                    super().tokens(frame)
+                    driver.cancel(RequestId("r1"))
+
+            sink = Leaving()
+            driver.start(text_request(), sink)
+            if when == "tokens":
+                run = await decode.engine.job("r1/0")
+                run.feed(out("a"), out("b"))
+                await closed(run)
             assert not cluster.scheduler.core.requests
+            assert driver.running_request_count == 0
+            assert not sink.over
+            assert len(sink.events) == (1 if when == "planned" else 2)
+            # The core is whole: the next request is served.
+            client = generate(cluster, text_request("r2"))
+            (await decode.engine.job("r2/0")).feed(out("a", eos=True))
+            assert text_of(await client.all()) == "a"
 
 
 class TestErrors:

@@ -1,32 +1,25 @@
 """What the gateway's tests are made of: a scripted scheduler, a letter tokenizer, real sockets."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
+from pdd.core.errors import RequestFailed
 from pdd.core.frames import Finish, FinishReason, Frame, Logprob, TokenLogprobs
 from pdd.core.identity import NodeName, RequestId
-from pdd.core.requests import (
-    Delta,
-    Ended,
-    GenerateRequest,
-    GenerationEvent,
-    Path,
-    Plan,
-    Planned,
-    RequestUsage,
-)
+from pdd.core.ports import Sink
+from pdd.core.requests import Ended, GenerateRequest, Path, Plan, RequestUsage
 from pdd.core.sampling import Sampling
-from pdd.gateway.app import make_app
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.served import Health, ServedModel
-from pdd.gateway.server import serve
+from pdd.gateway.server import make_front, serve
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tokenizer import ChatPrompt, PooledTokenizer
+from tests.sinks import Delta, GenerationEvent, Planned
 
 MODEL = ServedModel(name="tiny", max_model_len=100, vocab_size=256, created_s=1_700_000_000)
 PLAN = Plan(
@@ -155,64 +148,94 @@ def make_job(*, stream: bool = True, sampling: Sampling | None = None, **changes
     )
 
 
-class ScriptedInference:
-    """Plays a script: events are yielded, exceptions raised, asyncio.Events waited for.
+class Played:
+    """An ``Inference`` whose requests are played by a task each. ``stop`` is for what serves it.
 
-    ``waiting`` is set when the player has come to an asyncio.Event; ``closed`` when the iterator
-    has ended in whatever way.
+    ``closed`` is set when a player has ended in whatever way: it is through, or was cancelled.
     """
 
-    def __init__(self, steps: Sequence[GenerationEvent | Exception | asyncio.Event]) -> None:
-        self.steps = list(steps)
+    def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
-        self.waiting = asyncio.Event()
         self.closed = asyncio.Event()
         self.open_count = 0
         self.stop: Any = None
+        self._players: dict[RequestId, asyncio.Task[None]] = {}
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
+    def start(self, request: GenerateRequest, sink: Sink) -> None:
         self.requests.append(request)
         self.open_count += 1
-        try:
-            for step in self.steps:
-                match step:
-                    case asyncio.Event():
-                        self.waiting.set()
-                        await step.wait()
-                    case Exception():
-                        raise step
-                    case _:
-                        yield step
-        finally:
-            self.open_count -= 1
-            self.closed.set()
+        player = asyncio.create_task(self.play(request, sink))
+        self._players[request.request_id] = player
+        player.add_done_callback(lambda _: self._ended(request))
+
+    def cancel(self, request_id: RequestId) -> None:
+        player = self._players.pop(request_id, None)
+        if player is not None:
+            player.cancel()
+
+    async def play(self, request: GenerateRequest, sink: Sink) -> None:
+        raise RequestFailed("nothing is played")
+
+    def _ended(self, request: GenerateRequest) -> None:
+        self._players.pop(request.request_id, None)
+        self.open_count -= 1
+        self.closed.set()
 
 
-class Flood:
-    """Sends as fast as it is read, for ever."""
+class ScriptedInference(Played):
+    """Plays a script: events are told, exceptions are failures, asyncio.Events waited for.
+
+    ``waiting`` is set when the player has come to an asyncio.Event. Like the scheduler it never
+    leaves a request without an end.
+    """
+
+    def __init__(self, steps: Sequence[GenerationEvent | Exception | asyncio.Event]) -> None:
+        super().__init__()
+        self.steps = list(steps)
+        self.waiting = asyncio.Event()
+
+    async def play(self, request: GenerateRequest, sink: Sink) -> None:
+        for step in self.steps:
+            match step:
+                case asyncio.Event():
+                    self.waiting.set()
+                    await step.wait()
+                case Planned():
+                    sink.planned(step.plan)
+                case Delta():
+                    sink.tokens(step.frame)
+                case Exception():
+                    sink.failed(step)  # type: ignore[arg-type]
+                    return
+                case Ended():
+                    sink.ended(step)
+                    return
+                case _:
+                    raise AssertionError(step)
+
+
+class Flood(Played):
+    """Sends as fast as the loop turns, for ever."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sent = 0
-        self.closed = asyncio.Event()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
-        try:
-            yield Planned(plan=PLAN)
-            text = "x" * 1000
-            while True:
-                delta = frames(text)[0]
-                yield Delta(
-                    frame=type(delta.frame)(
-                        request_id=request.request_id,
-                        first_token_index=self.sent,
-                        token_ids=(1,),
-                        text_offset=self.sent * 1000,
-                        text=text,
-                    )
+    async def play(self, request: GenerateRequest, sink: Sink) -> None:
+        sink.planned(PLAN)
+        text = "x" * 1000
+        while True:
+            sink.tokens(
+                Frame(
+                    request_id=request.request_id,
+                    first_token_index=self.sent,
+                    token_ids=(1,),
+                    text_offset=self.sent * 1000,
+                    text=text,
                 )
-                self.sent += 1
-        finally:
-            self.closed.set()
+            )
+            self.sent += 1
+            await asyncio.sleep(0)
 
 
 class Front:
@@ -251,21 +274,26 @@ async def front(
     health: Health | None = None,
     inference: Any = None,
     tokenizer: Any = None,
+    port: int = 0,
 ) -> AsyncIterator[Front]:
     """The application on a real loopback socket."""
     settings = GatewaySettings(shutdown_grace_s=0.05) if settings is None else settings
     player = ScriptedInference(steps) if inference is None else inference
     letters = LetterTokenizer() if tokenizer is None else tokenizer
     metrics = GatewayMetrics()
-    app = make_app(
-        inference=player,
-        tokenizer=letters,
-        model=model,
-        settings=settings,
-        health=lambda: health or Health(decode_ready_count=1, prefill_ready_count=1),
-        metrics=metrics,
+    server = await serve(
+        make_front(
+            inference=player,
+            tokenizer=letters,
+            model=model,
+            settings=settings,
+            health=lambda: health or Health(decode_ready_count=1, prefill_ready_count=1),
+            metrics=metrics,
+        ),
+        host="127.0.0.1",
+        port=port,
     )
-    runner, port = await serve(app, settings=settings, host="127.0.0.1", port=0)
+    port = server.port
     url = f"http://127.0.0.1:{port}"
     try:
         async with aiohttp.ClientSession() as http:
@@ -276,10 +304,10 @@ async def front(
                 tokenizer=letters,
                 metrics=metrics,
                 http=http,
-                stop=runner.cleanup,
+                stop=server.stop,
             )
     finally:
-        await runner.cleanup()
+        await server.stop()
         letters.close()
 
 

@@ -12,9 +12,10 @@ from pdd.core.errors import (
     NodeUnavailable,
     RequestFailed,
 )
-from pdd.core.requests import Path, Plan, Planned
+from pdd.core.requests import Path, Plan
 from pdd.gateway.served import Health, ServedModel
 from pdd.gateway.settings import GatewaySettings
+from tests.sinks import Planned
 from tests.unit.gateway.builders import PLAN, frames, front, post, script
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -154,18 +155,6 @@ async def test_an_error_after_the_first_token_is_one_event_and_never_done(
         assert sum('"error"' in line for line in lines) == 1
         assert "data: [DONE]" not in lines
         assert served.inference.open_count == 0
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_scheduler_that_stops_without_an_end_is_a_failure(stream: bool) -> None:
-    async with front([Planned(plan=PLAN), *frames("a")]) as served:
-        async with served.http.post(
-            f"{served.url}/v1/completions", json={**TEXT, "stream": stream}
-        ) as response:
-            text = await response.text()
-        assert "without an end" in text
-        assert "[DONE]" not in text
-        assert response.status == (200 if stream else 500)
 
 
 async def test_lost_tokens_end_the_stream_with_an_error() -> None:

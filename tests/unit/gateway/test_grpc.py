@@ -14,12 +14,12 @@ from pdd.core.errors import (
     NodeUnavailable,
     RequestFailed,
 )
-from pdd.core.requests import Planned
 from pdd.gateway.grpc_inference import InferenceServicer
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.settings import GatewaySettings
 from pdd.rpc.v1 import inference_pb2 as pb
 from pdd.rpc.v1.inference_pb2_grpc import InferenceStub
+from tests.sinks import Planned
 from tests.unit.gateway.builders import (
     MODEL,
     PLAN,
@@ -72,16 +72,15 @@ async def test_a_request_is_a_plan_then_tokens_then_an_end() -> None:
         assert [response.WhichOneof("event") for response in responses] == [
             "plan",
             "tokens",
-            "tokens",
             "end",
         ]
         assert {response.request_id for response in responses} == {player.requests[0].request_id}
         assert responses[0].plan.decode_node == "decode-0"
-        assert [response.tokens.text for response in responses[1:3]] == ["Hel", "lo"]
-        assert responses[2].tokens.first_token_index == 1
-        assert responses[2].tokens.text_offset == 3
-        assert responses[1].tokens.logprobs[0].chosen.token_bytes == b"Hel"
-        end = responses[3].end
+        tokens = responses[1].tokens  # both came in one flush interval
+        assert tokens.text == "Hello"
+        assert list(tokens.token_ids) == [100, 101]
+        assert [one.chosen.token_bytes for one in tokens.logprobs] == [b"Hel", b"lo"]
+        end = responses[2].end
         assert end.finish_reason == "stop"
         assert end.usage.transferred_bytes == 4096
         assert not end.HasField("stop_token_id")

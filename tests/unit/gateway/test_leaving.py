@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdd.core.requests import Planned
 from pdd.gateway.settings import GatewaySettings
+from tests.sinks import Planned
 from tests.unit.gateway.builders import PLAN, Flood, Front, frames, front, post, script, soon
 
 

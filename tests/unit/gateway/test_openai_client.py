@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from pdd.core.errors import AdmissionRejected, RequestFailed
-from pdd.core.requests import Planned
+from tests.sinks import Planned
 from tests.unit.gateway.builders import PLAN, Front, frames, front, script, soon
 
 TYPES: dict[tuple[str, bool], type[BaseModel]] = {

@@ -47,16 +47,7 @@ async def test_one_connection_serves_many_requests_and_pipelined_ones_in_order()
 
 
 async def test_a_taken_port_is_an_error_and_leaves_nothing_open() -> None:
-    from aiohttp import web
-
-    from pdd.gateway.server import serve
-    from pdd.gateway.settings import GatewaySettings
-
     async with front() as served:
         with pytest.raises(OSError, match="in use"):
-            await serve(
-                web.Application(),
-                settings=GatewaySettings(),
-                host="127.0.0.1",
-                port=served.port,
-            )
+            async with front(port=served.port):
+                pass

@@ -1,0 +1,119 @@
+"""What the scheduler has said for one gRPC call and the client was not told yet.
+
+A message on a client's gRPC stream costs several times what a token costs; tokens that come while
+the last message is young travel together (``grpc_flush_s``).
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from pdd.core.errors import PddError
+from pdd.core.frames import Frame
+from pdd.core.ports import Clock
+from pdd.core.requests import Ended, Plan
+from pdd.gateway.metrics import RequestMeter
+
+WAITING_FRAME_COUNT_MAX = 16_384
+"""At the bound the client is given up: it reads far too slowly."""
+
+
+class ClientStalled(Exception):
+    """The client took nothing for too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What is to be told, in this order. ``frame``: all tokens since the last time, joined."""
+
+    plan: Plan | None
+    frame: Frame | None
+    end: Ended | None
+
+
+class GrpcInbox:
+    """A sink with one reader. Bound: ``WAITING_FRAME_COUNT_MAX`` frames."""
+
+    def __init__(self, *, meter: RequestMeter, clock: Clock) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._plan: Plan | None = None
+        self._frames: list[Frame] = []
+        self._end: Ended | None = None
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        self._over = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """The scheduler has said its last word on this request."""
+        return self._over.is_set()
+
+    # --- Sink --------------------------------------------------------------------------------
+
+    def planned(self, plan: Plan) -> None:
+        self._meter.path = plan.path
+        self._plan = plan
+        self._changed.set()
+
+    def tokens(self, frame: Frame) -> None:
+        self._meter.tokens(len(frame.token_ids), now_s=self._clock())
+        if len(self._frames) < WAITING_FRAME_COUNT_MAX:
+            self._frames.append(frame)
+        elif self._error is None:
+            self._error = ClientStalled(f"{len(self._frames)} frames wait for the client")
+        self._changed.set()
+
+    def ended(self, ended: Ended) -> None:
+        self._end = ended
+        self._changed.set()
+        self._over.set()
+
+    def failed(self, error: PddError) -> None:
+        self._error = error
+        self._changed.set()
+        self._over.set()
+
+    # --- the reader --------------------------------------------------------------------------
+
+    async def take(self, *, not_before_s: float) -> News:
+        """Wait for news; for tokens alone at least until ``not_before_s``.
+
+        Raises:
+            PddError: the request has failed; what came before was told.
+            ClientStalled: the bound was reached.
+        """
+        await self._changed.wait()
+        wait_s = not_before_s - self._clock()
+        if wait_s > 0 and not self.is_over:
+            # What has come by then goes together.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._over.wait()
+        self._changed.clear()
+        if isinstance(self._error, ClientStalled):
+            raise self._error
+        news = News(plan=self._plan, frame=joined(self._frames), end=self._end)
+        self._plan, self._frames = None, []
+        if news.plan is None and news.frame is None and self._error is not None:
+            raise self._error
+        if self._error is not None:
+            self._changed.set()  # to be raised next time
+        return news
+
+
+def joined(frames: list[Frame]) -> Frame | None:
+    """Frames that follow each other as one; None if there are none."""
+    if not frames:
+        return None
+    first = frames[0]
+    if len(frames) == 1:
+        return first
+    return Frame(
+        request_id=first.request_id,
+        first_token_index=first.first_token_index,
+        token_ids=tuple(token_id for frame in frames for token_id in frame.token_ids),
+        text_offset=first.text_offset,
+        text="".join(frame.text for frame in frames),
+        logprobs=tuple(logprobs for frame in frames for logprobs in frame.logprobs),
+    )

@@ -1,0 +1,172 @@
+"""Bytes of one connection to requests, in order and within bounds. No socket, no clock.
+
+The owner hears ``head_arrived`` and ``request_arrived`` once per request, and ``fault_arrived`` at
+most once: after a fault nothing that follows can be understood, so the rest is thrown away.
+"""
+
+from enum import StrEnum
+from typing import Protocol
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from pdd.gateway.http_request import (
+    MAX_HEADER_COUNT,
+    HttpFault,
+    HttpRequest,
+    body_too_large,
+    check_head,
+    path_of,
+)
+
+
+class Phase(StrEnum):
+    """What the reader waits for."""
+
+    NOTHING = "nothing"  # between requests
+    HEAD = "head"
+    BODY = "body"
+    END = "end"  # after a fault
+
+
+class RequestOwner(Protocol):
+    """Who is told. Called from within ``feed``."""
+
+    def head_arrived(self, request: HttpRequest) -> None:
+        """Its headers are here and in order; the body is on its way."""
+        ...
+
+    def request_arrived(self, request: HttpRequest) -> None:
+        """All of it is here."""
+        ...
+
+    def fault_arrived(self, fault: HttpFault, request: HttpRequest | None) -> None:
+        """The last thing that is heard. ``request``: whose headers were read, if any."""
+        ...
+
+
+class HttpReader:
+    """One per connection.
+
+    Bounds: ``max_head_bytes`` and ``MAX_HEADER_COUNT`` for a head, ``max_body_bytes`` for a body;
+    at each of them a fault.
+    """
+
+    def __init__(self, owner: RequestOwner, *, max_head_bytes: int, max_body_bytes: int) -> None:
+        self._owner = owner
+        self._max_head_bytes = max_head_bytes
+        self._max_body_bytes = max_body_bytes
+        self._parser = HttpRequestParser(self)
+        self._request: HttpRequest | None = None
+        self._head_size_bytes = 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self.phase = Phase.NOTHING
+
+    @property
+    def arriving(self) -> HttpRequest | None:
+        """The request whose head is here and whose body is not."""
+        return self._request
+
+    def feed(self, data: bytes) -> None:
+        """Take what the client sent."""
+        while data and self.phase is not Phase.END:
+            data = self._feed(data)
+
+    def give_up(self, fault: HttpFault) -> None:
+        """Understand no more, for a reason that the owner has."""
+        if self.phase is not Phase.END:
+            self.phase = Phase.END
+            self._owner.fault_arrived(fault, self._request)
+
+    def _feed(self, data: bytes) -> bytes:
+        """The rest, if this ended in a request to upgrade, which is answered like any other."""
+        was_in_head = self.phase in (Phase.NOTHING, Phase.HEAD)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._parser = HttpRequestParser(self)
+            return data[upgrade.args[0] :]
+        except HttpParserError as error:
+            self._fail(400, "malformed_request", f"this is not HTTP/1.1: {error}")
+        if was_in_head and self.phase is Phase.HEAD:  # a single header that does not end
+            self._head_size_bytes += len(data)
+            self._check_head_size()
+        return b""
+
+    # --- called by the parser ----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._head_size_bytes = 0
+        if self.phase is not Phase.END:
+            self.phase = Phase.HEAD
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._head_size_bytes += len(url)
+        self._check_head_size()
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        if self.phase is not Phase.HEAD:
+            return  # a trailer of a chunked body, or after a fault
+        value = value or b""
+        self._head_size_bytes += len(name) + len(value)
+        self._headers.append((name.lower(), value))
+        self._check_head_size()
+
+    def on_headers_complete(self) -> None:
+        if self.phase is Phase.END:
+            return
+        method = self._parser.get_method().decode("latin-1")
+        target = self._url.decode("latin-1")
+        path = path_of(target)
+        if path is None and (method, target) != ("OPTIONS", "*"):
+            self._fail(400, "invalid_target", "the request target must be a path, as in /v1/models")
+            return
+        self._request = HttpRequest(
+            method=method,
+            target=target,
+            path=path or target,
+            is_http_1_0=self._parser.get_http_version() == "1.0",
+            keep_alive=self._parser.should_keep_alive(),
+            headers=self._headers,
+        )
+        fault = check_head(self._request, max_body_bytes=self._max_body_bytes)
+        if fault is not None:
+            self.give_up(fault)
+            return
+        self.phase = Phase.BODY
+        self._owner.head_arrived(self._request)
+
+    def on_body(self, part: bytes) -> None:
+        if self.phase is Phase.END:
+            return
+        assert self._request is not None, "a body has a head"
+        body = self._request.body
+        if len(body) + len(part) > self._max_body_bytes:
+            self.give_up(body_too_large("a longer body", max_body_bytes=self._max_body_bytes))
+            return
+        body += part
+
+    def on_message_complete(self) -> None:
+        if self.phase is Phase.END:
+            return
+        request, self._request = self._request, None
+        assert request is not None, "a message has a head"
+        self.phase = Phase.NOTHING
+        self._owner.request_arrived(request)
+
+    # --- helpers -----------------------------------------------------------------------------
+
+    def _check_head_size(self) -> None:
+        if self._head_size_bytes > self._max_head_bytes or len(self._headers) > MAX_HEADER_COUNT:
+            self._fail(
+                431,
+                "headers_too_large",
+                f"request line and headers are more than {self._max_head_bytes} bytes or "
+                f"{MAX_HEADER_COUNT} headers",
+            )
+
+    def _fail(self, status: int, code: str, message: str) -> None:
+        self.give_up(HttpFault(status=status, code=code, message=message))

@@ -1,0 +1,51 @@
+"""The metrics that every token touches.
+
+prometheus_client takes a lock and walks the buckets for each observation: more than all the rest
+that is done for a token here. These are plain numbers on the event loop, made into metrics when
+somebody scrapes, which is on the same loop.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+
+
+class TokenMetrics(Collector):
+    """Tokens sent, and the gaps between them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._token_count = 0
+        self._gap_counts = [0] * (len(GAP_BUCKETS_S) + 1)  # per bucket; the last is +Inf
+        self._gap_sum_s = 0.0
+        registry.register(self)
+
+    def sent(self, token_count: int, *, gap_count: int, gap_s: float) -> None:
+        """Tokens that came together: ``gap_s`` after the one before, the others at once."""
+        self._token_count += token_count
+        if gap_count:
+            self._gap_counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
+            self._gap_counts[0] += gap_count - 1
+            self._gap_sum_s += gap_s
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client at each scrape."""
+        yield CounterMetricFamily(
+            "pdd_generation_tokens", "Tokens sent to clients", value=self._token_count
+        )
+        buckets = []
+        total = 0
+        for bound_s, count in zip((*GAP_BUCKETS_S, float("inf")), self._gap_counts, strict=True):
+            total += count
+            buckets.append((floatToGoString(bound_s), float(total)))
+        yield HistogramMetricFamily(
+            "pdd_inter_token_latency_seconds",
+            "Each gap between two tokens of a request",
+            buckets=buckets,
+            sum_value=self._gap_sum_s,
+        )
