@@ -9,6 +9,7 @@ rows inside a block are packed in an ISA's own way: only whole blocks may be mov
 
 from typing import TYPE_CHECKING
 
+from pdd.connector.device_digest import DeviceDigest
 from pdd.transfer.pool import BlockPool, DeviceMemory, Region, host_memory
 
 if TYPE_CHECKING:
@@ -51,12 +52,15 @@ def pool_of(kv_caches: "dict[str, torch.Tensor]") -> BlockPool:
         segment_bytes=segment_bytes,
     )
     size = (len(views) - 1) * layer_stride + (block_count - 1) * block_stride + segment_bytes
-    memory = (
-        host_memory(addresses[0], size)
-        if first.device.type == "cpu"
-        else DeviceMemory(addresses[0], size)
+    if first.device.type == "cpu":
+        memory = host_memory(addresses[0], size)
+        return BlockPool(memory, regions=[region], block_count=block_count)
+    return BlockPool(
+        DeviceMemory(addresses[0], size),
+        regions=[region],
+        block_count=block_count,
+        device_digest=DeviceDigest(first.device),
     )
-    return BlockPool(memory, regions=[region], block_count=block_count)
 
 
 def _block_is_contiguous(view: "torch.Tensor") -> bool:

@@ -18,8 +18,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pdd.connector.device_order import AtOnce, DeviceOrder, order_of
 from pdd.connector.fingerprint import pool_fingerprint
 from pdd.connector.link_client import LinkClient
 from pdd.connector.link_messages import (
@@ -138,6 +140,7 @@ class WorkerSide:
         self._settings = settings
         self._rank = rank
         self._engine: TransferEngine | None = None
+        self._order: DeviceOrder = AtOnce()
         self._link: LinkClient | None = None
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -154,6 +157,7 @@ class WorkerSide:
         """Start transfer engine and link; raises if either cannot start."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         pool = pool_of(kv_caches)
+        self._order = order_of(next(iter(kv_caches.values())).device)
         self._engine = TransferEngine(
             pool=pool,
             identity=self._settings.identity,
@@ -178,6 +182,7 @@ class WorkerSide:
 
     def close(self) -> None:
         """End transfer engine and link. Idempotent."""
+        self._order.close()
         if self._engine is not None:
             self._engine.close()
         if self._link is not None:
@@ -222,7 +227,7 @@ class WorkerSide:
         way. Aborted jobs are not waited for: vLLM keeps their blocks until they are released.
         """
         for key in step.preempted_sources:
-            self._transfer.source_abort(key, "prefill was preempted")
+            self._abort_source(key, "prefill was preempted")
         deadline_s = time.monotonic() + _FENCE_TIMEOUT_S
         while unreleased := self._unreleased(step.preempted_sources):
             left_s = deadline_s - time.monotonic()
@@ -237,7 +242,7 @@ class WorkerSide:
         """After the forward: the step's blocks are final."""
         self._source_blocks(step.computed_blocks)
         for key in step.aborted_sources:
-            self._transfer.source_abort(key, "prefill was aborted")
+            self._abort_source(key, "prefill was aborted")
 
     def results(self, finished_request_ids: set[str]) -> tuple[set[str], set[str]]:
         """Engine request ids to report as sent, and as received."""
@@ -313,14 +318,23 @@ class WorkerSide:
                 with self._lock:
                     self._sources[blocks.key] = _Source(request_id=blocks.request_id)
                     self._source_keys[blocks.request_id] = blocks.key
-                self._transfer.source_open(blocks.key, deadline_s=blocks.deadline_s)
-            if blocks.block_ids:
-                self._transfer.source_append(
-                    blocks.key,
-                    first_index=blocks.first_index,
-                    block_ids=blocks.block_ids,
-                    last=blocks.last,
-                )
+            self._order.computed(partial(self._offer, blocks))
+
+    def _offer(self, blocks: SourceBlocks) -> None:
+        """The device has computed these blocks: they may be read."""
+        if blocks.opens:
+            self._transfer.source_open(blocks.key, deadline_s=blocks.deadline_s)
+        if blocks.block_ids:
+            self._transfer.source_append(
+                blocks.key,
+                first_index=blocks.first_index,
+                block_ids=blocks.block_ids,
+                last=blocks.last,
+            )
+
+    def _abort_source(self, key: str, reason: str) -> None:
+        """In the same order as the offers, so that none comes after it."""
+        self._order.then(partial(self._transfer.source_abort, key, reason))
 
     def _note(self, event: TransferEvent) -> None:
         match event:
@@ -412,7 +426,7 @@ class WorkerSide:
                     source = self._sources.get(message.key)
                     is_held = source is not None and not source.released
                 if is_held:  # else nothing is left to free, and an abort would be counted
-                    self._transfer.source_abort(message.key, message.reason)
+                    self._abort_source(message.key, message.reason)
             case _:
                 raise AssertionError(f"the daemon sent {type(message).__name__} to a worker")
 

@@ -65,10 +65,10 @@ class TransferEngine:
         on_event: Callable[[], None] | None = None,
         transport: Transport | None = None,
     ) -> None:
-        if pool.on_device and settings.digest:
+        if pool.on_device and settings.digest and pool.device_digest is None:
             raise ValueError(
-                "settings.digest is on for a pool in GPU memory, which the CPU cannot read; set"
-                " digest=False there"
+                "settings.digest is on for a pool in GPU memory without a device_digest, and the"
+                " CPU cannot read it; give the pool one, or set digest=False"
             )
         self._pool = pool
         self._identity = identity

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from pdd.transfer.digest import digest_of
+
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 COPY_STEP_BYTES = 256 * 1024
@@ -75,6 +77,10 @@ class DeviceMemory:
         return DeviceMemory(self.address + offset, size_bytes)
 
 
+DeviceDigest = Callable[[Sequence[DeviceMemory]], int]
+"""Of stretches one after another; equal for equal bytes however they are cut, and never 0."""
+
+
 def host_memory(address: int, size_bytes: int) -> ByteArray:
     """View ``size_bytes`` of this process's memory at ``address``; the caller keeps them alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
@@ -97,14 +103,21 @@ class BlockPool:
     Args:
         memory: one-dimensional uint8 array (kept, not copied), or device memory.
         regions: the segments of a block; their order is the packed order.
+        device_digest: takes the digest of stretches of device memory; None if nothing can.
     Raises:
         ValueError: a segment of some block lies outside ``memory``, or there are no bytes.
     """
 
     def __init__(
-        self, memory: ByteArray | DeviceMemory, *, regions: Sequence[Region], block_count: int
+        self,
+        memory: ByteArray | DeviceMemory,
+        *,
+        regions: Sequence[Region],
+        block_count: int,
+        device_digest: DeviceDigest | None = None,
     ) -> None:
         self.memory = memory
+        self.device_digest = device_digest
         self.regions = tuple(regions)
         self.block_count = block_count
         self.block_bytes = sum(r.layer_count * r.segment_bytes for r in regions)
@@ -234,7 +247,12 @@ class BlockPool:
                     f"range ({offset}, {size}) is not within a block of {self.block_bytes} B"
                 )
             pieces.extend(self._parts(offset, size))
-        return BlockPool(self.memory, regions=_merge(pieces), block_count=self.block_count)
+        return BlockPool(
+            self.memory,
+            regions=_merge(pieces),
+            block_count=self.block_count,
+            device_digest=self.device_digest,
+        )
 
     def _parts(self, offset: int, size: int) -> list[Region]:
         """One packed range as stretches of memory of block 0."""
@@ -288,6 +306,13 @@ class BlockPool:
         if isinstance(self.memory, DeviceMemory):
             return self.memory.part(offset, size_bytes)
         return self.memory[offset : offset + size_bytes]
+
+    def digest_of(self, pieces: Sequence[Any]) -> int:
+        """The digest of these parts of the pool, in their order."""
+        if isinstance(self.memory, DeviceMemory):
+            assert self.device_digest is not None, "checked when an engine is made"
+            return self.device_digest(pieces)
+        return digest_of(pieces)
 
     def _check(self, block_id: int) -> None:
         assert 0 <= block_id < self.block_count, (

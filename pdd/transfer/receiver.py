@@ -230,7 +230,7 @@ class Receiver:
 
     def _digest_of_blocks(self, receiving: Receiving) -> int:
         pool = self._share_of(receiving.peer).pool
-        return digest_of(
+        return pool.digest_of(
             [
                 pool.part(*segment)
                 for block_id in receiving.block_ids

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pdd.transfer.digest import RunningDigest, digest_of
+from pdd.transfer.digest import RunningDigest
 from pdd.transfer.pool import BlockPool, ByteArray
 from pdd.transfer.protocol_values import ChunkSent, SendChunk, SendRecord
 from pdd.transfer.settings import TransferSettings
@@ -186,7 +186,7 @@ class Sender:
             cut = share.pool.pieces(effect.block_ids, piece_bytes)
             assert cut is not None, "pieces are planned to be contiguous here"
             pieces = [share.pool.part(*piece) for piece in cut]
-            digest = digest_of(pieces) if self._settings.digest else 0
+            digest = share.pool.digest_of(pieces) if self._settings.digest else 0
         if self._damaged(effect):
             pieces = [piece.copy() for piece in pieces]  # the pool itself is left alone
             pieces[0][len(pieces[0]) // 2] ^= 0xFF

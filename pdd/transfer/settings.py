@@ -27,7 +27,7 @@ class TransferSettings:
     """Limits and times of one engine. Every wait in the engine ends by one of them.
 
     ``digest``: xxh3 over every chunk at both ends. Off: completeness is still checked by message
-        count, but damage is not seen. Must be off for GPU pools.
+        count, but damage is not seen. For GPU pools the pool's ``device_digest`` instead.
     ``shared_memory``: between ranks of one host and user with pools in host memory, the bytes go
         through shared memory (see ``shared``) and only records over UCX. Both ranks must have it
         on; else all goes over UCX.
