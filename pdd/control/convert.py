@@ -1,5 +1,7 @@
 """Protobuf messages to core values and back. Pure; every field of a value is carried."""
 
+from collections.abc import Iterator
+
 from pdd.core.frames import (
     EngineFacts,
     Finish,
@@ -103,18 +105,63 @@ def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
 
 
 def frame_from_proto(message: cluster_pb2.TokenFrame) -> Frame:
-    """See ``Frame``. Once per token and sequence: what is not there costs nothing."""
+    """See ``Frame``."""
     tokens = message.tokens
-    logprobs = tokens.logprobs
     return Frame(
         request_id=RequestId(message.request_id),
         first_token_index=tokens.first_token_index,
         token_ids=tuple(tokens.token_ids),
         text_offset=tokens.text_offset,
         text=tokens.text,
-        logprobs=tuple(map(_logprobs_from_proto, logprobs)) if logprobs else (),
+        logprobs=tuple(map(_logprobs_from_proto, tokens.logprobs)),
         finish=_finish_from_proto(message.finish) if message.HasField("finish") else None,
     )
+
+
+def frame_to_message(frame: Frame, *, generation: int) -> cluster_pb2.NodeMessage:
+    """A frame as what a node says: in columns if it fits in there, else as a message."""
+    if len(frame.token_ids) == 1 and not frame.logprobs and frame.finish is None:
+        return cluster_pb2.NodeMessage(
+            tokens=cluster_pb2.TokenColumns(
+                request_ids=(frame.request_id,),
+                generations=(generation,),
+                token_indexes=(frame.first_token_index,),
+                token_ids=frame.token_ids,
+                text_offsets=(frame.text_offset,),
+                texts=(frame.text,),
+            )
+        )
+    return cluster_pb2.NodeMessage(
+        frames=cluster_pb2.FrameBatch(frames=[frame_to_proto(frame, generation=generation)])
+    )
+
+
+def frames_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[tuple[int, Frame]]:
+    """``(generation, frame)`` of each row, in order.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+    # Slices are copied in one go; iterating over the columns themselves is slower.
+    for request_id, generation, index, token_id, offset, text in zip(
+        columns.request_ids[:],
+        columns.generations[:],
+        columns.token_indexes[:],
+        columns.token_ids[:],
+        columns.text_offsets[:],
+        columns.texts[:],
+        strict=True,
+    ):
+        yield (
+            generation,
+            Frame(
+                request_id=request_id,
+                first_token_index=index,
+                token_ids=(token_id,),
+                text_offset=offset,
+                text=text,
+            ),
+        )
 
 
 def _finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:

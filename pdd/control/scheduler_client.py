@@ -123,5 +123,5 @@ class SchedulerLink:
     async def _write(self, call: Any) -> None:
         while True:
             # One message per engine step.
-            for message in coalesce(await self._outbox.take(), kinds=("frames",)):
+            for message in coalesce(await self._outbox.take(), kinds=("tokens", "frames")):
                 await call.write(message)

@@ -1,7 +1,9 @@
 """Version of the messages between nodes and schedulers.
 
 History: 1, first version. 2, a scheduler tells nodes of their peers (``PeersJoined``,
-``PeerLeft``) and nodes report their connections (``NodeStatus.links``).
+``PeerLeft``) and nodes report their connections (``NodeStatus.links``); frames of one token and
+nothing else travel in columns (``TokenColumns``). Nodes need not ask whether a scheduler knows
+these: it is never older than its nodes.
 """
 
 PROTOCOL_VERSION = 2

@@ -66,9 +66,10 @@ class Finish:
     facts: EngineFacts = EngineFacts()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Frame:
-    """Tokens of one request from one engine step.
+    """Tokens of one request from one engine step. Nobody changes it once it is made; that is not
+    enforced, because a frozen one takes three times as long to make, and it is made per token.
 
     ``first_token_index``: 0-based index among the request's output tokens.
     ``text``: what these tokens add to the output; it begins at character ``text_offset``. Text

@@ -5,10 +5,9 @@ import os
 import structlog
 
 from pdd.connector.params import JobKind, SourceNode
-from pdd.control.convert import frame_to_proto, identity_to_proto, sampling_from_submit
+from pdd.control.convert import frame_to_message, identity_to_proto, sampling_from_submit
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import PROTOCOL_VERSION
-from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, RequestId, Role
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
 from pdd.daemon.node_peers import NodePeers
@@ -66,7 +65,9 @@ class NodeService:
     def scheduler_attached(self, link: SchedulerLink) -> None:
         """Ready for that scheduler's work."""
         self._reports[link] = JobReports(
-            frame=lambda frame, generation: _send_frame(link, frame, generation),
+            frame=lambda frame, generation: link.send(
+                frame_to_message(frame, generation=generation)
+            ),
             failed=lambda request_id, generation, failure: _send_failed(
                 link, request_id, generation, failure
             ),
@@ -169,14 +170,6 @@ def job_from_submit(submit: cluster_pb2.Submit) -> Job:
         priority=submit.priority,
         deadline_s=submit.deadline_s,
         source=source,
-    )
-
-
-def _send_frame(link: SchedulerLink, frame: Frame, generation: int) -> None:
-    link.send(
-        cluster_pb2.NodeMessage(
-            frames=cluster_pb2.FrameBatch(frames=[frame_to_proto(frame, generation=generation)])
-        )
     )
 
 

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 import structlog
 
 from pdd.control.cluster_server import JoinRefused, NodeSession
-from pdd.control.convert import frame_from_proto, identity_to_proto, sampling_to_proto
+from pdd.control.convert import (
+    frame_from_proto,
+    frames_from_columns,
+    identity_to_proto,
+    sampling_to_proto,
+)
+from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
@@ -49,7 +55,7 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
-from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.requests import Phase
 from pdd.transfer.pairing import pair_faults
 
 log = structlog.get_logger(__name__)
@@ -145,6 +151,8 @@ class SchedulerDriver:
         if self._sessions.get(session.identity.name) is not session:
             return  # a former life
         match message.WhichOneof("message"):
+            case "tokens":
+                self._on_tokens(session, message.tokens)
             case "frames":
                 self._on_frames(session, message.frames.frames)
             case "status":
@@ -362,60 +370,58 @@ class SchedulerDriver:
             submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
         session.submit(submit)
 
-    def _on_frames(self, session: NodeSession, messages: Iterable[cluster_pb2.TokenFrame]) -> None:
+    def _on_tokens(self, session: NodeSession, columns: cluster_pb2.TokenColumns) -> None:
         """One engine step of a node. What is done here, every token of the cluster pays for."""
         node = session.identity.name
         requests, streams = self._core.requests, self._streams
-        for message in messages:
-            request_id = RequestId(message.request_id)
-            request = requests.get(request_id)
-            stream = streams.get(request_id)
-            if request is None or stream is None or request.generation != message.generation:
+        for generation, frame in frames_from_columns(columns):
+            request = requests.get(frame.request_id)
+            stream = streams.get(frame.request_id)
+            if request is None or stream is None or request.generation != generation:
                 continue
             if (
                 request.phase is Phase.DECODING
+                and frame.first_token_index + 1 < request.grows_at_tokens
                 and request.runs_on() == node
-                and not message.HasField("finish")
-            ):  # nearly always; such a frame needs no more checks and means nothing to the core
-                try:
-                    stream.show(frame_from_proto(message))
-                except ValueError as error:
-                    self._fail_attempt(message, node, f"frames do not join: {error}")
+            ):  # nearly always: nothing is left to check, and to the core it means nothing
+                self._show(frame, generation, node, stream)
             else:
-                self._on_frame(message, node, request, stream)
+                self._on_frame(frame, generation, node)
 
-    def _on_frame(
-        self,
-        message: cluster_pb2.TokenFrame,
-        node: NodeName,
-        request: Request,
-        stream: RequestStream,
-    ) -> None:
+    def _on_frames(self, session: NodeSession, messages: Iterable[cluster_pb2.TokenFrame]) -> None:
+        for message in messages:
+            try:
+                frame = frame_from_proto(message)
+            except ValueError as error:  # a newer node's kind of finish: another one may do better
+                self._fail_attempt(
+                    RequestId(message.request_id),
+                    message.generation,
+                    session.identity.name,
+                    f"this scheduler cannot read a frame: {error}",
+                )
+            else:
+                self._on_frame(frame, message.generation, session.identity.name)
+
+    def _on_frame(self, frame: Frame, generation: int, node: NodeName) -> None:
         """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
-        if not takes_part(request, node):
-            log.debug("frame_ignored", request_id=message.request_id, node=node)
+        request = self._core.requests.get(frame.request_id)
+        stream = self._streams.get(frame.request_id)
+        if request is None or stream is None or request.generation != generation:
             return
-        try:
-            frame = frame_from_proto(message)
-        except ValueError as error:  # a newer node's kind of finish: another one may do better
-            self._fail_attempt(message, node, f"this scheduler cannot read a frame: {error}")
+        if not takes_part(request, node):
+            log.debug("frame_ignored", request_id=frame.request_id, node=node)
             return
         if (why := fault(frame, request, node)) is not None:
-            self._fail_attempt(message, node, why)
+            self._fail_attempt(frame.request_id, generation, node, why)
             return
-        try:
-            stream.show(frame)
-        except ValueError as error:
-            self._fail_attempt(message, node, f"frames do not join: {error}")
-            return
-        if request.phase is Phase.FINISHED:
-            return  # its client had no room for it and has cancelled
+        if not self._show(frame, generation, node, stream) or request.phase is Phase.FINISHED:
+            return  # it failed, or its client had no room for it and has cancelled
         if hands_over(request, node):
             assert frame.finish is not None, "checked by fault()"
             self._step(
                 FirstTokenSampled(
                     request_id=frame.request_id,
-                    generation=message.generation,
+                    generation=generation,
                     node=node,
                     token_id=frame.token_ids[0],
                     finish=frame.finish,
@@ -424,12 +430,12 @@ class SchedulerDriver:
             return
         # The core plans a retry as a resume from here on: exactly when the client has a token.
         if request.phase is Phase.PREFILLING and stream.token_ids:
-            self._step(SequenceStarted(request_id=frame.request_id, generation=message.generation))
+            self._step(SequenceStarted(request_id=frame.request_id, generation=generation))
         if frame.finish is None and len(stream.token_ids) >= request.grows_at_tokens:
             self._step(
                 SequenceGrew(
                     request_id=frame.request_id,
-                    generation=message.generation,
+                    generation=generation,
                     output_token_count=len(stream.token_ids),
                 )
             )
@@ -437,19 +443,29 @@ class SchedulerDriver:
             self._step(
                 SequenceFinished(
                     request_id=frame.request_id,
-                    generation=message.generation,
+                    generation=generation,
                     node=node,
                     finish=frame.finish,
                     output_token_count=len(stream.token_ids),
                 )
             )
 
-    def _fail_attempt(self, message: cluster_pb2.TokenFrame, node: NodeName, why: str) -> None:
-        log.warning("frame_refused", request_id=message.request_id, node=node, why=why)
+    def _show(self, frame: Frame, generation: int, node: NodeName, stream: RequestStream) -> bool:
+        try:
+            stream.show(frame)
+        except ValueError as error:
+            self._fail_attempt(frame.request_id, generation, node, f"frames do not join: {error}")
+            return False
+        return True
+
+    def _fail_attempt(
+        self, request_id: RequestId, generation: int, node: NodeName, why: str
+    ) -> None:
+        log.warning("frame_refused", request_id=request_id, node=node, why=why)
         self._step(
             JobFailed(
-                request_id=RequestId(message.request_id),
-                generation=message.generation,
+                request_id=request_id,
+                generation=generation,
                 node=node,
                 message=why,
                 kind=FailureKind.ENGINE,

@@ -2,17 +2,21 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.control.convert import (
     frame_from_proto,
+    frame_to_message,
     frame_to_proto,
+    frames_from_columns,
     identity_from_proto,
     identity_to_proto,
     sampling_from_submit,
     sampling_to_proto,
 )
+from pdd.control.outbox import coalesce
 from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame, Logprob, TokenLogprobs
 from pdd.core.identity import NodeIdentity, RequestId
 from pdd.core.sampling import Grammar, Sampling
@@ -111,6 +115,26 @@ def test_frames(frame: Frame, generation: int) -> None:
     )
     assert message.generation == generation
     assert frame_from_proto(message) == frame
+
+
+@given(st.lists(st.tuples(frames, counts), max_size=6))
+def test_what_a_node_says_in_one_step(said: list[tuple[Frame, int]]) -> None:
+    """Columns and messages together carry every frame, in order among their neighbours."""
+    messages = [frame_to_message(frame, generation=generation) for frame, generation in said]
+    heard: list[tuple[int, Frame]] = []
+    for merged in coalesce(messages, kinds=("tokens", "frames")):
+        message = cluster_pb2.NodeMessage.FromString(merged.SerializeToString())
+        if message.WhichOneof("message") == "tokens":
+            heard += frames_from_columns(message.tokens)
+        else:
+            heard += [(one.generation, frame_from_proto(one)) for one in message.frames.frames]
+    assert heard == [(generation, frame) for frame, generation in said]
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    columns = cluster_pb2.TokenColumns(request_ids=["a", "b"], generations=[0])
+    with pytest.raises(ValueError, match="shorter"):
+        list(frames_from_columns(columns))
 
 
 @given(st.builds(NodeIdentity, name=texts, uuid=texts, boot_epoch=st.integers(0, 2**63 - 1)))

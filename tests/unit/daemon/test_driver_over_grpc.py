@@ -416,6 +416,22 @@ class TestAClientLeaves:
             assert text_of(await client.all()) == "a"
 
 
+async def test_a_long_output_is_given_more_room_while_it_runs() -> None:
+    """Tokens that simply go on are not checked one by one; this is the mark they must not pass."""
+    async with grpc_cluster() as cluster:
+        decode = await cluster.join("decode-0")
+        client = generate(cluster, text_request(max_tokens=1200))
+        run = await decode.engine.job("r1/0")
+        request = cluster.scheduler.core.requests[RequestId("r1")]
+        granted = request.granted_tokens
+        assert granted < 1200, "the test is about leases that grow"
+        for count in range(1, granted + 1):
+            run.feed(out("a"))
+            await client.seen(count + 1)  # the plan, and so many tokens
+        assert request.granted_tokens > granted
+        await client.leave()
+
+
 class TestErrors:
     async def test_no_node_is_a_refusal_before_the_plan(self) -> None:
         async with grpc_cluster() as cluster:
