@@ -208,6 +208,7 @@ class TransferEngine:
         def command(driver: TransferDriver) -> None:
             driver.learn_peer(peer)
             driver.connect(peer.peer_id)
+            driver.shares_memory_with(peer.peer_id)  # mapped now, and told as a lane
 
         self._command(command)
 

@@ -1,0 +1,244 @@
+"""What happens between nodes before the first request, and how a slow path shows."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pdd.transfer.pairing import PeerNode, RankLink, pair_faults, rank_links
+from pdd.transfer.settings import TransferSettings
+from tests.cluster.synthetic.pair import Node, disaggregated, make_job, nodes, settings
+from tests.vllm.cluster import Cluster, logs, run_cli, start_cluster, stop_cluster
+
+WAIT_S = 20.0
+"""How long a test waits for something to happen before it fails; nothing is measured with it."""
+BYTES_PER_TOKEN = 64 * 1024
+LONG_PROMPT = [300 + 7 * index % 5000 for index in range(1100)]
+"""With ``BYTES_PER_TOKEN`` its blocks are more than the 64 MiB by which a speed is judged."""
+
+
+def links_between(node: Node, peer: Node) -> list[RankLink]:
+    """What ``node`` connects when it hears of ``peer``."""
+    assert node.info is not None
+    assert peer.info is not None
+    assert pair_faults(node.info.fingerprint, peer.info.fingerprint, peer=peer.name) == []
+    told = PeerNode(
+        identity=peer.identity,
+        control_address=peer.name,
+        ucx_addresses=peer.info.ucx_addresses,
+        fingerprint=peer.info.fingerprint,
+    )
+    return rank_links(node.info.fingerprint, rank_count=len(node.info.ucx_addresses), peer=told)
+
+
+async def connected(node: Node, *, count: int) -> None:
+    """Waits until the node tells so many connections."""
+    async with asyncio.timeout(WAIT_S):
+        while len(node.engine.connections()) != count:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.01)
+
+
+async def joined(one: Node, other: Node) -> None:
+    for node, peer in ((one, other), (other, one)):
+        node.engine.connect(links_between(node, peer))
+    for node, peer in ((one, other), (other, one)):
+        await connected(node, count=len(links_between(node, peer)))
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+async def test_the_first_transfer_finds_its_connections_made(shared_memory: bool) -> None:
+    both = replace(
+        settings(tensor_parallel_size=2), transfer=TransferSettings(shared_memory=shared_memory)
+    )
+    async with nodes(both, both) as (prefill, decode):
+        await joined(prefill, decode)
+        before = [node.engine.counters()["connects"] for node in (prefill, decode)]
+        assert before == [2, 2], "one per rank"
+        await disaggregated(prefill, decode, make_job(list(range(40)), key="r1/0", ignore_eos=True))
+        assert decode.ready["r1/0"].transferred_bytes > 0
+        assert [node.engine.counters()["connects"] for node in (prefill, decode)] == before
+        for one in decode.engine.connections():
+            assert ("shared_memory" in one.connection.lanes) is shared_memory
+            assert any(lane.startswith("tcp/") for lane in one.connection.lanes)
+
+
+async def test_a_peer_that_is_disconnected_is_connected_again_by_the_next_transfer() -> None:
+    async with nodes(settings(), settings()) as (prefill, decode):
+        await joined(prefill, decode)
+        decode.engine.disconnect(links_between(decode, prefill))
+        await connected(decode, count=0)
+        await disaggregated(prefill, decode, make_job(list(range(40)), key="r1/0", ignore_eos=True))
+        assert decode.ready["r1/0"].transferred_bytes > 0
+        assert decode.engine.counters()["connects"] == 2
+
+
+# --- whole clusters ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def floored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One and one, over TCP, whose blocks are large and whose floor no machine reaches."""
+    running = start_cluster(
+        tmp_path_factory.mktemp("floored") / "state",
+        "--engine",
+        "synthetic",
+        *("--set", f"synthetic.kv_bytes_per_token={BYTES_PER_TOKEN}"),
+        *("--set", f"engine.kv_cache_bytes={256 << 20}"),
+        *("--set", "transfer.transport=tcp"),
+        *("--set", "transfer.floor_gb_per_s=9999"),
+    )
+    try:
+        yield running
+    finally:
+        stop_cluster(running)
+
+
+def wait_for(cluster: Cluster, what: str, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Until the rows of ``pdd node list``, by name, are so."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition(rows := {row["name"]: row for row in cluster.node_list()}):
+        assert time.monotonic() < deadline_s, (what, rows, logs(cluster.state_dir))
+        time.sleep(0.1)
+
+
+def metrics(cluster: Cluster) -> dict[str, float]:
+    text = httpx.get(f"{cluster.http}/metrics", timeout=10.0).text
+    lines = [line for line in text.splitlines() if line.startswith("pdd_")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def connects(cluster: Cluster) -> dict[str, float]:
+    """Connections that each node has opened since its start."""
+    name = 'pdd_kv_transfer_connects_total{node="'
+    found = metrics(cluster)
+    return {key: value for key, value in found.items() if key.startswith(name)}
+
+
+def log_events(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    text = (cluster.state_dir / "log" / f"{name}.log").read_text()
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: Cluster) -> None:
+    wait_for(
+        floored,
+        "every connection is there and told",
+        lambda rows: all(row["links"] and row["links"][0]["transport"] for row in rows.values()),
+    )
+    before = connects(floored)
+    assert sorted(before.values()) == [1, 1], "made at join"
+
+    first = floored.complete(LONG_PROMPT, max_tokens=4, temperature=0)
+    assert first["usage"]["pdd"]["path"] == "disaggregated"
+    assert first["usage"]["pdd"]["transferred_bytes"] >= 64 << 20
+    wait_for(floored, "degraded", lambda rows: rows["decode-0"]["state"] == "degraded")
+    assert connects(floored) == before, "no request paid for a connection"
+
+    rows = {row["name"]: row for row in floored.node_list()}
+    assert rows["prefill-0"]["state"] == "ready", "it has received nothing"
+    assert "below the floor of 9999.00 GB/s" in rows["decode-0"]["state_reason"]
+    (link,) = rows["decode-0"]["links"]
+    assert (link["peer"], link["transport"]) == ("prefill-0", "tcp")
+    assert link["received_bytes"] == first["usage"]["pdd"]["transferred_bytes"]
+    assert link["bytes_per_s"] > 0
+    shown = run_cli("node", "show", "decode", "--state-dir", str(floored.state_dir))
+    assert shown.returncode == 0, shown.stderr
+    assert "below the floor" in shown.stdout
+    assert "GB/s" in shown.stdout
+    found = metrics(floored)
+    labels = '{node="decode-0",peer="prefill-0",transport="tcp"}'
+    assert found[f"pdd_transfer_peer_bandwidth_bytes_per_second{labels}"] > 0
+    assert found['pdd_node_degraded{node="decode-0"}'] == 1
+
+    again = floored.complete(LONG_PROMPT[::-1], max_tokens=4, temperature=0)
+    assert again["usage"]["pdd"]["path"] == "disaggregated", "a degraded node still serves"
+
+    pid = rows["prefill-0"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(
+        floored,
+        "the next life of the peer is connected and the reason gone with the former",
+        lambda rows: (
+            rows["prefill-0"]["pid"] != pid
+            and rows["prefill-0"]["state"] == "ready"
+            and rows["decode-0"]["state"] == "ready"
+            and [link["transport"] for link in rows["decode-0"]["links"]] == ["tcp"]
+        ),
+    )
+    told = [event["event"] for event in log_events(floored, "decode-0")]
+    assert [one for one in told if one in ("node_degraded", "node_recovered")] == [
+        "node_degraded",
+        "node_recovered",
+    ]
+    assert [one for one in told if one in ("peer_joined", "peer_left")] == [
+        "peer_joined",
+        "peer_left",
+        "peer_joined",
+    ]
+
+
+def test_a_node_that_does_not_fit_is_refused_with_both_values(
+    floored: Cluster, tmp_path: Path
+) -> None:
+    text = (floored.state_dir / "decode-0.toml").read_text()
+    config = tmp_path / "decode-9.toml"
+    config.write_text(text.replace("decode-0", "decode-9"))
+    misfit = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "pdd.cli.main", "serve", "--config", str(config)),
+            *("--set", f"node.state_dir={tmp_path / 'decode-9'}"),
+            *("--set", "synthetic.model_seed=77", "--set", "log.format=json"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert misfit.stderr is not None
+        for line in misfit.stderr:
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("event") == "join_refused":
+                break
+        else:
+            pytest.fail(f"it was not refused; it ended with {misfit.wait()}")
+        assert "model_seed is 77 at node decode-9 and 0 at node" in event["reason"]
+        assert "decode-9" not in {row["name"] for row in floored.node_list()}
+    finally:
+        misfit.terminate()
+        misfit.communicate(timeout=WAIT_S)
+
+
+def test_tcp_where_rdma_is_expected_is_degraded_and_named(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cluster = start_cluster(
+        tmp_path_factory.mktemp("expecting") / "state",
+        "--engine",
+        "synthetic",
+        *("--set", "transfer.transport=tcp"),
+        *("--set", "transfer.expect_rdma=true"),
+    )
+    try:
+        wait_for(
+            cluster,
+            "both reasons",
+            lambda rows: all(
+                row["state"] == "degraded"
+                and "RDMA is expected" in row["state_reason"]
+                and "is reached over tcp/lo, not over RDMA" in row["state_reason"]
+                for row in rows.values()
+            ),
+        )
+        answer = cluster.complete("The quick brown fox", max_tokens=4)
+        assert answer["usage"]["pdd"]["path"] == "disaggregated"
+    finally:
+        stop_cluster(cluster)
