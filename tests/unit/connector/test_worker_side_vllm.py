@@ -12,7 +12,11 @@ with warnings.catch_warnings():
 
 from pdd.connector import worker_side
 from pdd.connector.link_messages import (
+    AskConnections,
+    Connections,
+    ConnectRank,
     Counters,
+    DisconnectRank,
     DropSource,
     FirstToken,
     LinkMessage,
@@ -25,6 +29,9 @@ from pdd.connector.params import SourceNode
 from pdd.connector.worker_side import WorkerSettings, WorkerSide
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.values import (
+    Connection,
+    Peer,
+    PeerId,
     Reason,
     SourceReleased,
     TargetCancelled,
@@ -52,6 +59,7 @@ class ScriptedEngine:
         self.batches: list[list[TransferEvent]] = []
         self.peers: list[Any] = []
         self.counts: dict[str, int | float] = {}
+        self.open: tuple[Connection, ...] = ()
 
     def poll(self) -> list[TransferEvent]:
         return self.batches.pop(0) if self.batches else []
@@ -76,6 +84,15 @@ class ScriptedEngine:
 
     def stats(self) -> dict[str, int | float]:
         return self.counts
+
+    def connect(self, peer: Peer) -> None:
+        self.calls.append(("connect", peer))
+
+    def disconnect(self, peer: Peer) -> None:
+        self.calls.append(("disconnect", peer))
+
+    def connections(self) -> tuple[Connection, ...]:
+        return self.open
 
 
 class ScriptedLink:
@@ -437,6 +454,51 @@ class TestRanks:
         worker.token()
         worker.results(completed())
         assert worker.reported() == [Ready(key=KEY, transferred_bytes=4096, transfer_s=0.5)]
+
+
+class TestPeers:
+    def test_a_rank_connects_and_disconnects_when_it_is_told(self) -> None:
+        worker = Worker(rank=1)
+        fields: dict[str, Any] = {
+            "peer_name": "prefill-0",
+            "peer_uuid": "u",
+            "peer_boot_epoch": 3,
+            "peer_rank": 1,
+            "peer_address": "p:1",
+            "peer_ucx_address": b"ucx",
+        }
+        peer = Peer(
+            identity=make_identity("prefill-0", boot_epoch=3, uuid="u"),
+            rank=1,
+            control_address="p:1",
+            ucx_address=b"ucx",
+        )
+        worker.side._on_link_message(ConnectRank(**fields))
+        worker.side._on_link_message(DisconnectRank(**fields))
+        assert worker.engine.calls == [("connect", peer), ("disconnect", peer)]
+
+    def test_its_connections_are_told_when_somebody_asks_without_any_step(self) -> None:
+        worker = Worker(rank=1)
+        worker.engine.open = (
+            Connection(
+                peer=PeerId(uuid="u", boot_epoch=3, rank=1),
+                lanes=("tcp/lo", "shared_memory"),
+                received_bytes=4096,
+                bytes_per_s=2e9,
+            ),
+        )
+        assert worker.reported() == []
+        worker.side._on_link_message(AskConnections())
+        assert worker.reported() == [
+            Connections(
+                peer_uuids=["u"],
+                peer_boot_epochs=[3],
+                peer_ranks=[1],
+                lanes=["tcp/lo,shared_memory"],
+                received_bytes=[4096],
+                bytes_per_s=[2e9],
+            )
+        ]
 
 
 def test_another_installations_metadata_is_refused() -> None:

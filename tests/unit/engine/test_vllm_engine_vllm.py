@@ -15,9 +15,21 @@ with warnings.catch_warnings():
 
     from pdd.engine.vllm_engine import VllmEngine, _next_output
 
-from pdd.connector.link_messages import Counters, LinkMessage, LoadFailed, Progress, Ready
+from pdd.connector.link_messages import (
+    AskConnections,
+    Connections,
+    ConnectRank,
+    Counters,
+    DisconnectRank,
+    LinkMessage,
+    LoadFailed,
+    Progress,
+    Ready,
+)
 from pdd.core.errors import InvalidRequest
 from pdd.engine.port import EngineFailed, JobFacts
+from pdd.transfer.pairing import RankConnection, RankLink
+from pdd.transfer.values import Connection, Peer, PeerId
 from tests.builders import make_identity
 
 KEY = "r1/0"
@@ -152,3 +164,77 @@ async def test_the_latest_counters_are_kept() -> None:
     for value in (1.0, 2.0):
         engine.say(0, Counters(values={"sent_bytes": value}))
     assert engine.engine.counters() == {"sent_bytes": 2.0}
+
+
+class RecordingLink:
+    """Stands for the link to two worker halves."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int | str, LinkMessage]] = []
+
+    def send(self, rank: int, message: LinkMessage) -> None:
+        self.sent.append((rank, message))
+
+    def send_all(self, message: LinkMessage) -> None:
+        self.sent.append(("all", message))
+
+
+class TestPeers:
+    async def test_every_rank_is_told_of_its_own_peer(self) -> None:
+        engine, link = Engine(ranks=2).engine, RecordingLink()
+        engine._link = link  # type: ignore[assignment]
+        links = [
+            RankLink(
+                own_rank=rank,
+                peer=Peer(
+                    identity=make_identity("prefill-0", boot_epoch=3, uuid="u"),
+                    rank=rank,
+                    control_address="p:1",
+                    ucx_address=b"ucx %d" % rank,
+                ),
+            )
+            for rank in range(2)
+        ]
+        engine.connect(links)
+        engine.disconnect(links[1:])
+        fields: dict[str, Any] = {
+            "peer_name": "prefill-0",
+            "peer_uuid": "u",
+            "peer_boot_epoch": 3,
+            "peer_address": "p:1",
+        }
+        assert link.sent == [
+            (0, ConnectRank(**fields, peer_rank=0, peer_ucx_address=b"ucx 0")),
+            (1, ConnectRank(**fields, peer_rank=1, peer_ucx_address=b"ucx 1")),
+            (1, DisconnectRank(**fields, peer_rank=1, peer_ucx_address=b"ucx 1")),
+        ]
+
+    async def test_the_ranks_are_asked_and_their_latest_answers_are_given(self) -> None:
+        scripted, link = Engine(ranks=2), RecordingLink()
+        scripted.engine._link = link  # type: ignore[assignment]
+        assert scripted.engine.connections() == ()
+        assert link.sent == [("all", AskConnections())]
+        for rank in (1, 0):
+            scripted.say(
+                rank,
+                Connections(
+                    peer_uuids=["u"],
+                    peer_boot_epochs=[3],
+                    peer_ranks=[rank],
+                    lanes=["tcp/lo,shared_memory"],
+                    received_bytes=[rank],
+                    bytes_per_s=[2e9],
+                ),
+            )
+        assert scripted.engine.connections() == tuple(
+            RankConnection(
+                own_rank=rank,
+                connection=Connection(
+                    peer=PeerId(uuid="u", boot_epoch=3, rank=rank),
+                    lanes=("tcp/lo", "shared_memory"),
+                    received_bytes=rank,
+                    bytes_per_s=2e9,
+                ),
+            )
+            for rank in range(2)
+        )
