@@ -1,0 +1,81 @@
+"""Files that may be renewed under a running daemon.
+
+A look costs three ``stat`` calls, and is taken at each handshake and before each dialled call, so
+that no task has to watch. What changed is read and checked whole; while anything is wrong with it
+(half of a pair is written, a wrong file was copied) the former stays in use and that is logged,
+once per state of the files.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from pdd.core.errors import ConfigError
+from pdd.tls.check import FileFault, Material, TlsPaths, read_material
+
+log = structlog.get_logger(__name__)
+
+WallClock = Callable[[], datetime]
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+def wall_clock() -> datetime:
+    """UTC. Certificates know no other clock."""
+    return datetime.now(UTC)
+
+
+class RenewedMaterial:
+    """``current`` may be called from any thread: gRPC does its handshakes on its own."""
+
+    def __init__(self, paths: TlsPaths, *, now: WallClock = wall_clock) -> None:
+        """Raises ConfigError, one line per fault."""
+        self._paths = paths
+        self._now = now
+        self._lock = threading.Lock()
+        self._stamp = _stamp(paths)
+        material, faults = read_material(paths, now=now())
+        if material is None:
+            raise ConfigError("\n".join(self._lines(faults)))
+        self._material = material
+
+    def current(self) -> Material:
+        """The newest that is valid. The same object as long as nothing has changed."""
+        with self._lock:
+            try:
+                stamp = _stamp(self._paths)
+            except OSError:
+                return self._material  # one is being replaced, or gone: it may come back
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._renew()
+            return self._material
+
+    def _lines(self, faults: list[FileFault]) -> list[str]:
+        return [f"{self._paths.key_of(fault.field)}: {fault.message}" for fault in faults]
+
+    def _renew(self) -> None:
+        material, faults = read_material(self._paths, now=self._now())
+        if material is None:
+            log.warning(
+                "certificate_not_renewed",
+                reason="; ".join(self._lines(faults)),
+                advice="the former one stays in use",
+            )
+        elif material != self._material:
+            self._material = material
+            log.info(
+                "certificate_renewed",
+                certificate=str(self._paths.certificate),
+                expires=material.facts.expires.isoformat(),
+            )
+
+
+def _stamp(paths: TlsPaths) -> _Stamp:
+    files: list[Path] = [paths.certificate, paths.key]
+    if paths.ca is not None:
+        files.append(paths.ca)
+    return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in (path.stat() for path in files))
