@@ -13,6 +13,7 @@ import click
 from pdd.cli.bench import bench
 from pdd.cli.chat import chat
 from pdd.cli.config import config
+from pdd.cli.doctor import doctor
 from pdd.cli.down import down
 from pdd.cli.drill import drill
 from pdd.cli.node import node
@@ -33,7 +34,7 @@ def pdd() -> None:
     """
 
 
-for _command in (up, down, chat, node, serve, config, bench, drill, version, supervise):
+for _command in (up, down, chat, node, doctor, serve, config, bench, drill, version, supervise):
     pdd.add_command(_command)
 
 

@@ -34,6 +34,8 @@ from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 
 log = structlog.get_logger(__name__)
 
+_NAMES_SHOWN_MAX = 8
+
 
 def run(config: Config) -> int:
     """Serve until a signal comes; the exit status."""
@@ -135,6 +137,14 @@ class _SchedulerDaemon:
     def _health(self) -> Health:
         prefill_count, decode_count = self._driver.ready_counts()
         reason = "" if decode_count else "no decode node is ready"
+        degraded = [
+            node.identity.name for node in self._driver.list_nodes() if node.state == "degraded"
+        ]
+        if degraded and not reason:
+            shown = ", ".join(degraded[:_NAMES_SHOWN_MAX])
+            more = len(degraded) - _NAMES_SHOWN_MAX
+            shown += f" and {more} more" if more > 0 else ""
+            reason = f"degraded: {shown}; 'pdd node list' tells why"
         return Health(
             decode_ready_count=decode_count, prefill_ready_count=prefill_count, reason=reason
         )

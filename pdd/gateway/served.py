@@ -21,7 +21,8 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether a request could be served now. ``reason`` says why not, for an operator."""
+    """Whether a request could be served now. ``reason`` says why not, or why slower than it should
+    be, for an operator."""
 
     decode_ready_count: int
     prefill_ready_count: int

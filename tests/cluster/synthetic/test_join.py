@@ -155,6 +155,14 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
     assert shown.returncode == 0, shown.stderr
     assert "below the floor" in shown.stdout
     assert "GB/s" in shown.stdout
+    health = httpx.get(f"{floored.http}/health", timeout=10.0)
+    assert health.status_code == 200
+    assert "degraded: decode-0" in health.json()["reason"]
+    doctor = run_cli("doctor", "--state-dir", str(floored.state_dir))
+    assert doctor.returncode == 0, doctor.stdout
+    (told,) = [line for line in doctor.stdout.splitlines() if "node decode-0" in line]
+    assert told.startswith("warning")
+    assert "below the floor" in told
     found = metrics(floored)
     labels = '{node="decode-0",peer="prefill-0",transport="tcp"}'
     assert found[f"pdd_transfer_peer_bandwidth_bytes_per_second{labels}"] > 0
@@ -175,12 +183,12 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
             and [link["transport"] for link in rows["decode-0"]["links"]] == ["tcp"]
         ),
     )
-    told = [event["event"] for event in log_events(floored, "decode-0")]
-    assert [one for one in told if one in ("node_degraded", "node_recovered")] == [
+    events = [event["event"] for event in log_events(floored, "decode-0")]
+    assert [one for one in events if one in ("node_degraded", "node_recovered")] == [
         "node_degraded",
         "node_recovered",
     ]
-    assert [one for one in told if one in ("peer_joined", "peer_left")] == [
+    assert [one for one in events if one in ("peer_joined", "peer_left")] == [
         "peer_joined",
         "peer_left",
         "peer_joined",
