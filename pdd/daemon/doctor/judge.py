@@ -54,6 +54,14 @@ def of_ucx(ucx: UcxFacts, config: Config) -> Iterator[Check]:
             "check transfer.transport and transfer.devices; run bin/pdd setup if ucxx is missing",
         )
         return
+    if wants_rdma(config) and ucx.is_bundled:
+        yield fault(
+            "ucx",
+            f"ucxx loads the copy of PyPI's wheel, which has no verbs: {ucx.libraries[0]}",
+            "install a system UCX, libucp.so without a number (-dev or -devel) included;"
+            f" {_SYSTEM_UCX_ADVICE}",
+        )
+        return
     yield ok("ucx", f"{ucx.version} from {ucx.libraries[0]} starts")
     if ucx.transports is None:
         yield warning(

@@ -9,17 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdd.transfer.rdma import bundled_ucx
+
 _PROBE_TIMEOUT_S = 30.0
 _INFO_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxFacts:
-    """``libraries``: copies of libucp that ucxx loads. ``transports``: all that UCX was built with
-    and finds on this machine, whatever UCX_TLS allows; None where no ucx_info is installed."""
+    """``libraries``: copies of libucp that ucxx loads. ``is_bundled``: it is the wheel's.
+    ``transports``: all that UCX was built with and finds on this machine, whatever UCX_TLS allows;
+    None where no ucx_info is installed."""
 
     error: str = ""
     libraries: tuple[str, ...] = ()
+    is_bundled: bool = False
     version: str = ""
     started: bool = False
     transports: tuple[str, ...] | None = None
@@ -47,9 +51,17 @@ def look_at_ucx(environment: Mapping[str, str]) -> UcxFacts:
     return UcxFacts(
         error=found["error"],
         libraries=libraries,
+        is_bundled=_is_bundled(libraries),
         version=found["version"],
         started=found["started"],
         transports=_transports(libraries[0], environment) if libraries else None,
+    )
+
+
+def _is_bundled(libraries: tuple[str, ...]) -> bool:
+    folder = bundled_ucx()
+    return folder is not None and any(
+        Path(library).resolve().is_relative_to(folder.resolve()) for library in libraries
     )
 
 

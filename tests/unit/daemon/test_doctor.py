@@ -155,6 +155,13 @@ class TestUcx:
         (found,) = judge.of_ucx(replace(PIP_UCX, started=False, error="no such device"), CPU)
         assert (found.level, found.text) == (Level.FAULT, "no such device")
 
+    def test_the_wheels_copy_is_a_fault_where_rdma_is_wanted(self) -> None:
+        bundled = replace(PIP_UCX, is_bundled=True)
+        (found,) = judge.of_ucx(bundled, RDMA)
+        assert found.level is Level.FAULT
+        assert "libucp.so without a number" in found.advice
+        assert worst(judge.of_ucx(bundled, CPU)).level is Level.OK
+
     def test_the_installed_one_starts_in_a_child_that_loads_exactly_one(self) -> None:
         skip_without_ucxx()
         added = ucx_environment(transport="tcp", devices="lo")
@@ -162,6 +169,7 @@ class TestUcx:
         assert found.error == ""
         assert len(found.libraries) == 1
         assert found.started
+        assert found.is_bundled is ("/libucx/lib/" in found.libraries[0])
         assert found.version.count(".") == 2
         assert found.transports is None or "tcp" in found.transports
 
