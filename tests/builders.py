@@ -40,6 +40,8 @@ def make_request(
     max_tokens: int = 16,
     deadline_s: float = 600.0,
     prompt_token_ids: tuple[int, ...] | None = None,
+    tenant: str = "",
+    priority: int = 0,
     **sampling: Any,
 ) -> GenerateRequest:
     """A checked request. 32 + 16 tokens are 3 blocks."""
@@ -47,6 +49,8 @@ def make_request(
         request_id=RequestId(request_id),
         prompt_token_ids=prompt_token_ids or tuple(range(1, prompt_token_count + 1)),
         sampling=Sampling(max_tokens=max_tokens, **sampling),
+        tenant=tenant,
+        priority=priority,
         deadline_s=deadline_s,
     )
 

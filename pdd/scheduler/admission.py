@@ -7,12 +7,12 @@ from pdd.core.identity import Role
 from pdd.core.requests import GenerateRequest
 from pdd.scheduler import waiting
 from pdd.scheduler.attempts import start
-from pdd.scheduler.decisions import Decision, Outcome, records
+from pdd.scheduler.decisions import Decision, Outcome
 from pdd.scheduler.effects import Effect, Fail
 from pdd.scheduler.events import RequestArrived
 from pdd.scheduler.policy.candidate import Question
 from pdd.scheduler.policy.decider import looks_back
-from pdd.scheduler.policy.place import NoRoom, Placement
+from pdd.scheduler.policy.place import Considered, NoRoom, Placement
 from pdd.scheduler.prefixes import caller_name
 from pdd.scheduler.requests import Request
 from pdd.scheduler.state import State
@@ -55,8 +55,14 @@ def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
             return _refuse(state, request, now_s, error, verdict)
         if (late := _predicted_too_late(state, request, now_s)) is not None:
             return _refuse(state, request, now_s, late, verdict)
+        request.blocked_s = None if verdict.is_own else now_s
     state.requests[request.id] = request
     state.enqueue(request)
+    if isinstance(verdict, Placement) and len(state.queue) <= _unseen_from(state):
+        # Whoever waits has just been looked at and could not use the room that this one can.
+        return _place(state, request, question, verdict)
+    if isinstance(verdict, NoRoom):
+        _note_waiting(state, request, now_s, verdict)
     return []
 
 
@@ -105,7 +111,7 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
     refused: list[_Refused] = []
     is_first = True
     for index, request in enumerate(waiting.in_turn(state, now_s)):
-        if index >= state.settings.queue.examined_count_max:
+        if index >= _unseen_from(state):
             break
         question = ask(state, request, now_s)
         shape = _shape(question)
@@ -116,16 +122,9 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
             continue
         verdict = state.policy.place(question, state.nodes)
         if isinstance(verdict, Placement):
-            _judge_rejections(state, request, now_s)
-            _keep(state, request, now_s, verdict, Outcome.PLACED)
-            state.queue.remove(request.id)
-            if keeps:
-                state.kept_for = None
-            effects += start(state, request, question, verdict)
+            effects += _place(state, request, question, verdict)
             continue
-        if request.noted_s is None or now_s - request.noted_s >= _NOTE_INTERVAL_S:
-            request.noted_s = now_s
-            _keep(state, request, now_s, verdict, Outcome.WAITS)
+        _note_waiting(state, request, now_s, verdict)
         if verdict.is_own:
             continue
         if request.blocked_s is None:
@@ -136,6 +135,27 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
             waiting.keep_room(state, request, is_long=question.is_long, now_s=now_s)
             is_first = False
     return effects
+
+
+def _unseen_from(state: State) -> int:
+    return state.settings.queue.examined_count_max
+
+
+def _place(
+    state: State, request: Request, question: Question, placement: Placement
+) -> list[Effect]:
+    _judge_rejections(state, request, question.now_s)
+    _keep(state, request, question.now_s, placement, Outcome.PLACED)
+    state.queue.remove(request.id)
+    if state.kept_for is not None and state.kept_for[0] == request.id:
+        state.kept_for = None
+    return start(state, request, question, placement)
+
+
+def _note_waiting(state: State, request: Request, now_s: float, verdict: NoRoom) -> None:
+    if request.noted_s is None or now_s - request.noted_s >= _NOTE_INTERVAL_S:
+        request.noted_s = now_s
+        _keep(state, request, now_s, verdict, Outcome.WAITS)
 
 
 def _shape(question: Question) -> _Refused:
@@ -164,7 +184,6 @@ def _keep(
     *,
     reason: str = "",
 ) -> None:
-    prefill, decode = records(verdict.considered) if verdict is not None else (None, None)
     state.decisions.keep(
         Decision(
             request_id=request.id,
@@ -173,9 +192,7 @@ def _keep(
             outcome=outcome,
             path=verdict.path if isinstance(verdict, Placement) else None,
             reason=reason or (verdict.reason if verdict is not None else ""),
-            prefill=prefill,
-            decode=decode,
-            path_inputs=verdict.considered.path_inputs if verdict is not None else None,
+            considered=verdict.considered if verdict is not None else Considered(),
             waited_s=max(now_s - request.arrived_s, 0.0),
         )
     )

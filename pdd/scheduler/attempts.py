@@ -52,7 +52,7 @@ def start(state: State, request: Request, question: Question, placement: Placeme
         node = placement.decode.node
         if not computes:
             size_bytes = node.blocks_for(placement.decode.remainder_tokens) * node.block_bytes
-            node.inbound_bytes[request.id] = size_bytes
+            node.expect(request.id, size_bytes=size_bytes)
         effects.append(_submit(request, node, "local" if computes else "decode", now_s))
     if placement.prefill is not None:
         _lease(state, request, question, placement.prefill, computes=True)
@@ -124,7 +124,7 @@ def decode_ready(state: State, event: DecodeReady, now_s: float) -> list[Effect]
     assert request.prefill is not None
     assert request.decode is not None
     assert request.first_token_s is not None
-    state.nodes[request.decode].inbound_bytes.pop(request.id, None)
+    state.nodes[request.decode].received(request.id)
     state.estimates.observe_transfer(
         request.prefill,
         request.decode,
@@ -163,7 +163,7 @@ def _prompt_computed(
     tokens = computed_tokens or node.queued_tokens.get(request.id, 0)
     worked_s = node.computed(request.id, now_s=now_s)
     if worked_s is not None:
-        state.estimates.prefill(name).observe(tokens, worked_s, now_s=now_s)
+        state.estimates.observe_prefill(name, tokens, worked_s, now_s=now_s)
 
 
 def job_failed(state: State, event: JobFailed, now_s: float) -> list[Effect]:

@@ -63,13 +63,15 @@ class SchedulerCore:
     ) -> None:
         """``directory``: which node holds which prefix, if somebody follows that."""
         settings = settings or SchedulerSettings()
-        estimates = Estimates(settings=settings.estimates)
+        estimates = Estimates(settings.estimates)
         self._state = State(
             settings=settings,
             estimates=estimates,
             policy=Policy(settings, estimates=estimates, directory=directory or NoDirectory()),
             decisions=DecisionLog(
-                memory_s=settings.decision_memory_s, count_max=settings.decision_count_max
+                memory_s=settings.decision_memory_s,
+                count_max=settings.decision_count_max,
+                candidate_count_max=settings.decision_candidate_count_max,
             ),
         )
 
@@ -77,8 +79,12 @@ class SchedulerCore:
         """Apply one event. ``now_s``: monotonic seconds from the driver's clock."""
         state = self._state
         effects = self._apply(event, now_s)
-        changes_room = effects or not isinstance(event, _CHANGE_NO_ROOM)
-        if state.queue and changes_room:
+        if isinstance(event, RequestArrived):
+            # Alone looked at, unless too many wait for all of them to have been looked at before.
+            may_place = len(state.queue) > state.settings.queue.examined_count_max
+        else:
+            may_place = bool(effects) or not isinstance(event, _CHANGE_NO_ROOM)
+        if state.queue and may_place:
             effects += admission.place_waiting(state, now_s)
         if state.cordons:
             effects += drains.tell_drained(state, now_s)

@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Path
-from pdd.scheduler.policy.decider import PathInputs
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
 
@@ -53,7 +52,8 @@ class ChoiceRecord:
 class Decision:
     """One decision about one attempt. Times on the driver's clock.
 
-    ``repeated_count``: how often it was decided alike before, for a request that waits.
+    ``considered``: what it rests on; ``choices`` makes it readable. ``repeated_count``: how often
+    it was decided alike before, for a request that waits.
     """
 
     request_id: RequestId
@@ -62,60 +62,63 @@ class Decision:
     outcome: Outcome
     path: Path | None
     reason: str
-    prefill: ChoiceRecord | None = None
-    decode: ChoiceRecord | None = None
-    path_inputs: PathInputs | None = None
+    considered: Considered
     waited_s: float = 0.0
     repeated_count: int = 0
 
+    @property
+    def candidate_count(self) -> int:
+        """Candidates of both roles; what a record weighs."""
+        return sum(
+            len(choice.candidates)
+            for choice in (self.considered.prefill, self.considered.decode)
+            if choice is not None
+        )
 
-@dataclass(slots=True)
-class _Kept:
-    """What was considered, as it was; made into a record when somebody asks."""
-
-    decisions: list[Decision]
-    kept_s: float
+    def choices(self) -> tuple[ChoiceRecord | None, ChoiceRecord | None]:
+        """``(prefill, decode)``; None where there was nothing to choose."""
+        return _record(self.considered.prefill), _record(self.considered.decode)
 
 
 class DecisionLog:
-    """The decisions of the last hour, by request."""
+    """The decisions of the last hour, by request. Candidates are kept as they were measured, and
+    made readable when somebody asks: most are never asked for."""
 
-    def __init__(self, *, memory_s: float, count_max: int) -> None:
-        """``count_max``: requests with decisions; beyond it the oldest are forgotten."""
+    def __init__(self, *, memory_s: float, count_max: int, candidate_count_max: int) -> None:
+        """``count_max``: requests, ``candidate_count_max``: nodes in all their decisions; beyond
+        either the oldest requests are forgotten."""
         self._memory_s = memory_s
         self._count_max = count_max
-        self._kept: OrderedDict[RequestId, _Kept] = OrderedDict()
+        self._candidate_count_max = candidate_count_max
+        self._candidate_count = 0
+        self._kept: OrderedDict[RequestId, list[Decision]] = OrderedDict()
 
     def keep(self, decision: Decision) -> None:
-        """Add one. A request that waits for the same reason as before only counts up."""
-        self._forget(decision.decided_s)
-        if self._count_max == 0:
-            return
-        kept = self._kept.pop(decision.request_id, None)
-        if kept is None:
-            kept = _Kept(decisions=[], kept_s=decision.decided_s)
-            if len(self._kept) >= self._count_max:
-                self._kept.popitem(last=False)
+        """Add one. A request that waits for the same attempt as before only counts up."""
+        kept = self._kept.pop(decision.request_id, [])
+        last = kept[-1] if kept else None
         self._kept[decision.request_id] = kept
-        kept.kept_s = decision.decided_s
-        last = kept.decisions[-1] if kept.decisions else None
+        self._candidate_count += decision.candidate_count
         if (
             last is not None
             and last.outcome is decision.outcome is Outcome.WAITS
             and last.generation == decision.generation
         ):
             decision = replace(decision, repeated_count=last.repeated_count + 1)
-            kept.decisions[-1] = decision
-            return
-        if len(kept.decisions) >= _RECORD_COUNT_PER_REQUEST_MAX:
-            del kept.decisions[1]  # the first one says how it began
-        kept.decisions.append(decision)
+            self._candidate_count -= kept.pop().candidate_count
+        elif len(kept) >= _RECORD_COUNT_PER_REQUEST_MAX:
+            self._candidate_count -= kept.pop(1).candidate_count  # the first says how it began
+        kept.append(decision)
+        while (
+            len(self._kept) > self._count_max or self._candidate_count > self._candidate_count_max
+        ):
+            self._drop_oldest()
+        self._forget(decision.decided_s)
 
     def of(self, request_id: RequestId, *, now_s: float) -> tuple[Decision, ...]:
         """The decisions about one request, oldest first; empty if none is remembered."""
         self._forget(now_s)
-        kept = self._kept.get(request_id)
-        return tuple(kept.decisions) if kept is not None else ()
+        return tuple(self._kept.get(request_id, ()))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -123,14 +126,13 @@ class DecisionLog:
     def _forget(self, now_s: float) -> None:
         while self._kept:
             oldest = next(iter(self._kept.values()))
-            if now_s - oldest.kept_s <= self._memory_s:
+            if now_s - oldest[-1].decided_s <= self._memory_s:
                 return
-            self._kept.popitem(last=False)
+            self._drop_oldest()
 
-
-def records(considered: Considered) -> tuple[ChoiceRecord | None, ChoiceRecord | None]:
-    """``(prefill, decode)`` as they are at this moment: candidates point at nodes that change."""
-    return _record(considered.prefill), _record(considered.decode)
+    def _drop_oldest(self) -> None:
+        _, decisions = self._kept.popitem(last=False)
+        self._candidate_count -= sum(decision.candidate_count for decision in decisions)
 
 
 def _record(choice: Choice | None) -> ChoiceRecord | None:
@@ -147,7 +149,7 @@ def _record(choice: Choice | None) -> ChoiceRecord | None:
         )
     shown = []
     for candidate in candidates[:_CANDIDATE_COUNT_MAX]:
-        name, node = candidate.name, candidate.node
+        name = candidate.name
         dropped_by, dropped_why = choice.dropped.get(name, ("", ""))
         shown.append(
             CandidateRecord(
@@ -161,8 +163,8 @@ def _record(choice: Choice | None) -> ChoiceRecord | None:
                     "completion_s": candidate.completion_s,
                     "blocks": candidate.blocks,
                     "claim_blocks": candidate.claim,
-                    "unpromised_blocks": node.unleased_block_count(),
-                    "sequences": len(node.leases),
+                    "unpromised_blocks": candidate.unpromised_blocks,
+                    "sequences": candidate.sequence_count,
                     "load": candidate.load,
                     "transfer_s": candidate.transfer_s,
                     "inbound_s": candidate.inbound_s,

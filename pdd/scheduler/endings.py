@@ -71,7 +71,7 @@ def _learn_from(state: State, request: Request, event: SequenceFinished, now_s: 
         state.estimates.output(request.request.sampling.max_tokens).observe(count)
     if count > 1 and request.generation == 0 and request.ready_s is not None:
         decoded_s = max(now_s - request.ready_s, 0.0)
-        state.estimates.decode(event.node).observe(count - 1, decoded_s, now_s=now_s)
+        state.estimates.observe_decode(event.node, count - 1, decoded_s, now_s=now_s)
     if request.cached_guess is not None and request.generation == 0:
         name, guess = request.cached_guess
         facts = event.finish.facts if name == event.node else request.prefill_facts

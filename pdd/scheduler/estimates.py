@@ -1,13 +1,16 @@
 """What nodes, links and requests cost, measured as they run.
 
 Every rate is a ratio of two sums that decay with time (an exponentially weighted average in which
-long observations count more than short ones). A start value counts as a little work done before
-the first measurement, and decays as measurements do: one that is ten times wrong is outweighed by
-the first seconds of real work.
+long observations count more than short ones). A start value counts as a little work, half as much
+after each measurement: one that is ten times wrong is forgotten after a handful of them.
+
+A path that is never taken is never measured. So a link that is not known, or was not used for
+``_KNOWN_FOR_S``, is to be tried (``wants_probe``), and what little is known of is believed to be
+like the others of its kind.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import TypeVar
 
@@ -16,30 +19,35 @@ from pdd.scheduler.settings import EstimateSettings
 
 _Key = TypeVar("_Key", bound=Hashable)
 
+_Pair = tuple[NodeName, NodeName]
+
 _START_WEIGHT_S = 0.5
 """The start value of a rate counts as half a second of work at that rate."""
 _OUTPUT_BUCKET_COUNT = 32
+_SECONDS_MIN = 1e-6
+_FEW_SAMPLES = 8
+_KNOWN_FOR_S = 60.0
+"""What was measured longer ago may have changed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Rate:
     """Amount per second, of one kind of work at one place."""
 
+    start_per_s: float
     half_life_s: float
-    amount: float
-    seconds: float
+    amount: float = 0.0
+    seconds: float = 0.0
     sample_count: int = 0
     updated_s: float | None = None
-
-    @classmethod
-    def start(cls, per_s: float, *, half_life_s: float) -> "Rate":
-        """Nothing measured yet."""
-        return cls(half_life_s=half_life_s, amount=per_s * _START_WEIGHT_S, seconds=_START_WEIGHT_S)
 
     @property
     def per_s(self) -> float:
         """The estimate; above 0."""
-        return self.amount / self.seconds
+        if self.sample_count > 20:
+            return self.amount / max(self.seconds, _SECONDS_MIN)
+        weight_s = _START_WEIGHT_S * 0.5**self.sample_count
+        return (self.amount + self.start_per_s * weight_s) / (self.seconds + weight_s)
 
     def observe(self, amount: float, seconds: float, *, now_s: float) -> None:
         """``amount`` was done within ``seconds``, of which either may be 0: of two results of one
@@ -65,9 +73,11 @@ class Level:
     variance: float = 0.0
     step: float = 0.1
     sample_count: int = 0
+    updated_s: float = 0.0
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, *, now_s: float = 0.0) -> None:
         """One occurrence. The first ones replace the start value quickly."""
+        self.updated_s = now_s
         step = max(self.step, 1.0 / (self.sample_count + 2))
         off = value - self.mean
         self.mean += step * off
@@ -80,35 +90,55 @@ class Level:
         return self.mean + 2.0 * sqrt(self.variance)
 
 
-@dataclass(slots=True, kw_only=True)
 class Estimates:
     """All of them. Bounded by the nodes that are members: ``forget`` a node that is not."""
 
-    settings: EstimateSettings
-    _prefill: dict[NodeName, Rate] = field(default_factory=dict)
-    _decode: dict[NodeName, Rate] = field(default_factory=dict)
-    _links: dict[tuple[NodeName, NodeName], Rate] = field(default_factory=dict)
-    _handovers: dict[tuple[NodeName, NodeName], Level] = field(default_factory=dict)
-    _outputs: dict[int, Level] = field(default_factory=dict)
+    def __init__(self, settings: EstimateSettings) -> None:
+        half_life_s = settings.half_life_s
+        self.settings = settings
+        self._any_prefill = Rate(start_per_s=settings.prefill_tokens_per_s, half_life_s=half_life_s)
+        self._any_decode = Rate(start_per_s=settings.decode_tokens_per_s, half_life_s=half_life_s)
+        self._any_link = Rate(start_per_s=settings.link_bytes_per_s, half_life_s=half_life_s)
+        self._any_handover = Level(mean=settings.handover_s)
+        self._prefill: dict[NodeName, Rate] = {}
+        self._decode: dict[NodeName, Rate] = {}
+        self._links: dict[_Pair, Rate] = {}
+        self._handovers: dict[_Pair, Level] = {}
+        self._probed_s: dict[_Pair, float] = {}
+        self._outputs: dict[int, Level] = {}
 
     def prefill(self, node: NodeName) -> Rate:
         """Prompt tokens computed per second on a node of either role."""
-        return self._rate(self._prefill, node, self.settings.prefill_tokens_per_s)
+        return _rate(self._prefill, node, self._any_prefill)
+
+    def observe_prefill(self, node: NodeName, tokens: int, seconds: float, *, now_s: float) -> None:
+        """A node computed ``tokens`` of prompts within ``seconds`` of work."""
+        self.prefill(node).observe(tokens, seconds, now_s=now_s)
+        self._any_prefill.observe(tokens, seconds, now_s=now_s)
 
     def decode(self, node: NodeName) -> Rate:
         """Output tokens per second of one sequence."""
-        return self._rate(self._decode, node, self.settings.decode_tokens_per_s)
+        return _rate(self._decode, node, self._any_decode)
+
+    def observe_decode(self, node: NodeName, tokens: int, seconds: float, *, now_s: float) -> None:
+        """A sequence grew by ``tokens`` within ``seconds``."""
+        self.decode(node).observe(tokens, seconds, now_s=now_s)
+        self._any_decode.observe(tokens, seconds, now_s=now_s)
 
     def link(self, source: NodeName, target: NodeName) -> Rate:
         """Bytes of KV blocks per second from a prefill to a decode node."""
-        return self._rate(self._links, (source, target), self.settings.link_bytes_per_s)
+        self.handover(source, target)  # so that ``forget`` finds both by the same keys
+        return _rate(self._links, (source, target), self._any_link)
 
     def handover(self, source: NodeName, target: NodeName) -> Level:
         """Seconds from the first token until the decode node can go on."""
         key = (source, target)
-        if key not in self._handovers:
-            self._handovers[key] = Level(mean=self.settings.handover_s)
-        return self._handovers[key]
+        level = self._handovers.get(key)
+        if level is None:
+            level = self._handovers[key] = Level(mean=self._any_handover.mean)
+        elif level.sample_count == 0:
+            level.mean = self._any_handover.mean
+        return level
 
     def observe_transfer(
         self,
@@ -127,12 +157,26 @@ class Estimates:
         link's speed only where the transfer was the slower of the two; otherwise it is a lower
         bound.
         """
-        self.handover(source, target).observe(waited_s)
+        self.handover(source, target).observe(waited_s, now_s=now_s)
+        self._any_handover.observe(waited_s, now_s=now_s)
         link = self.link(source, target)
         if size_bytes <= 0 or transfer_s <= 0.0:
             return
         if waited_s > 0.5 * transfer_s or size_bytes / transfer_s > link.per_s:
             link.observe(size_bytes, transfer_s, now_s=now_s)
+            self._any_link.observe(size_bytes, transfer_s, now_s=now_s)
+
+    def wants_probe(self, source: NodeName, target: NodeName, *, now_s: float) -> bool:
+        """Whether a hand-over is worth a try only to know what it costs."""
+        level = self.handover(source, target)
+        if level.sample_count < self.settings.sample_count_min:
+            return True
+        tried_s = max(level.updated_s, self._probed_s.get((source, target), 0.0))
+        return now_s - tried_s > _KNOWN_FOR_S
+
+    def probes(self, source: NodeName, target: NodeName, *, now_s: float) -> None:
+        """A try is on its way."""
+        self._probed_s[(source, target)] = now_s
 
     def output(self, max_tokens: int) -> Level:
         """Output tokens of requests that ask for about as many at most."""
@@ -154,11 +198,17 @@ class Estimates:
         """It is no member any more."""
         self._prefill.pop(node, None)
         self._decode.pop(node, None)
-        for table in (self._links, self._handovers):
-            for key in [key for key in table if node in key]:
-                del table[key]
+        for key in [key for key in self._handovers if node in key]:
+            self._links.pop(key, None)
+            self._probed_s.pop(key, None)
+            del self._handovers[key]
 
-    def _rate(self, table: dict[_Key, Rate], key: _Key, start: float) -> Rate:
-        if key not in table:
-            table[key] = Rate.start(start, half_life_s=self.settings.half_life_s)
-        return table[key]
+
+def _rate(table: dict[_Key, Rate], key: _Key, any_rate: Rate) -> Rate:
+    """The one of a node or link; what little is known of is believed to be like the others."""
+    rate = table.get(key)
+    if rate is None:
+        rate = table[key] = Rate(start_per_s=any_rate.per_s, half_life_s=any_rate.half_life_s)
+    elif rate.sample_count < _FEW_SAMPLES:
+        rate.start_per_s = any_rate.per_s
+    return rate

@@ -41,21 +41,20 @@ class Node:
     _leased: int = 0
     _claimed: int = 0
     _queued: int = 0
+    _inbound: int = 0
+    name: NodeName = field(init=False)
+    usable_block_count: int = field(init=False)
 
-    @property
-    def name(self) -> NodeName:
-        """Its name in the cluster."""
-        return self.identity.name
+    def __post_init__(self) -> None:
+        """``name``: in the cluster. ``usable_block_count``: blocks that sequences can hold; vLLM
+        keeps one as its null block."""
+        self.name = self.identity.name
+        self.usable_block_count = self.block_count - 1
 
     @property
     def takes_work(self) -> bool:
         """Whether new requests may be placed here."""
         return self.state in (NodeState.READY, NodeState.DEGRADED)
-
-    @property
-    def usable_block_count(self) -> int:
-        """Blocks that sequences can hold; vLLM keeps one as its null block."""
-        return self.block_count - 1
 
     def blocks_for(self, token_count: int) -> int:
         """Blocks that hold ``token_count`` tokens."""
@@ -127,19 +126,34 @@ class Node:
         worked = max(now_s - self.worked_until_s, 0.0) * tokens_per_s
         return max(self._queued - worked, 0.1 * self._queued)
 
+    def expect(self, request_id: RequestId, *, size_bytes: int) -> None:
+        """KV blocks of a request are to come here."""
+        self.inbound_bytes[request_id] = size_bytes
+        self._inbound += size_bytes
+
+    def received(self, request_id: RequestId) -> None:
+        """They are here, or will not come. Idempotent."""
+        self._inbound -= self.inbound_bytes.pop(request_id, 0)
+
+    @property
+    def inbound_size_bytes(self) -> int:
+        """KV bytes on their way here, in all."""
+        return self._inbound
+
     def release(self, request_id: RequestId) -> None:
         """End a lease. Idempotent: the request may never have had one here."""
         self._leased -= self.leases.pop(request_id, 0)
         self._claimed -= self.claims.pop(request_id, 0)
         self._queued -= self.queued_tokens.pop(request_id, 0)
         self.long.pop(request_id, None)
-        self.inbound_bytes.pop(request_id, None)
+        self.received(request_id)
 
     def check(self) -> None:
         """The sums are those of the leases, nobody is promised what is not there."""
         assert self._leased == sum(self.leases.values()), self.name
         assert self._claimed == sum(self.claims.values()), self.name
         assert self._queued == sum(self.queued_tokens.values()), self.name
+        assert self._inbound == sum(self.inbound_bytes.values()), self.name
         assert self.claims.keys() == self.leases.keys(), self.name
         for request_id, blocks in self.leases.items():
             assert blocks <= self.claims[request_id], f"{request_id} holds more than its claim"

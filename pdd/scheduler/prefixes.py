@@ -76,25 +76,51 @@ class Homes:
         directory: PrefixDirectory,
         now_s: float,
     ) -> Preference | None:
-        """The node of the longest known prefix."""
+        """The node of the longest known prefix.
+
+        Of a chain every ``_STRIDE``-th key is remembered and the last one: it is enough to step
+        along the former, and to look at each key after the last that is known.
+        """
         homes = self._homes
-        for end in range(len(keys), 0, -KEY_SIZE_BYTES):
+        count = len(keys) // KEY_SIZE_BYTES
+        step = _STRIDE * KEY_SIZE_BYTES
+        known = 0
+        for end in range(step, len(keys) + 1, step):
+            key = keys[end - KEY_SIZE_BYTES : end]
+            if key not in homes:
+                break
+            homes.move_to_end(key)
+            known = end // KEY_SIZE_BYTES
+        for position in range(min(known + _STRIDE - 1, count), 0, -1):
+            if position < known and position % _STRIDE:
+                continue
+            end = position * KEY_SIZE_BYTES
             key = keys[end - KEY_SIZE_BYTES : end]
             home = homes.get(key)
             if home is None:
                 continue
-            if not self._holds_true(home, nodes):
+            if self._is_stale(home, keys[:end], nodes=nodes, directory=directory, now_s=now_s):
                 del homes[key]
                 continue
-            name = home.identity.name
-            if now_s - home.since_s > _SETTLE_S:
-                held = directory.matched_blocks(name, keys[:end])
-                if held is not None and 2 * held < end // KEY_SIZE_BYTES:
-                    del homes[key]
-                    continue
             homes.move_to_end(key)
-            return Preference(node=name, block_count=end // KEY_SIZE_BYTES)
+            return Preference(node=home.identity.name, block_count=position)
         return None
+
+    def _is_stale(
+        self,
+        home: _Home,
+        keys: bytes,
+        *,
+        nodes: Mapping[NodeName, Node],
+        directory: PrefixDirectory,
+        now_s: float,
+    ) -> bool:
+        if not self._holds_true(home, nodes):
+            return True
+        if now_s - home.since_s <= _SETTLE_S:
+            return False
+        held = directory.matched_blocks(home.identity.name, keys)
+        return held is not None and 2 * held < len(keys) // KEY_SIZE_BYTES
 
     def caller(self, name: bytes, *, nodes: Mapping[NodeName, Node]) -> NodeName | None:
         """The node of a caller's own key."""

@@ -2,7 +2,8 @@
 
 The book-keeper knows only what a driver sees: events in, effects out. It checks that every
 accepted request is announced once and ended once, that effects name live nodes, that attempts
-that nodes fail are bounded, and, at the end, that nothing is stuck.
+that nodes fail are bounded, that nobody gives blocks back twice, and, at the end, that nothing is
+stuck.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pdd.core.errors import AdmissionRejected, DeadlineExceeded
 from pdd.core.frames import FinishReason
-from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
+from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import (
     Announce,
@@ -24,24 +25,30 @@ from pdd.scheduler.effects import (
     Fail,
     ForgetNode,
     GiveFirstToken,
+    NodeDrained,
     Submit,
 )
 from pdd.scheduler.events import (
+    BlocksEvicted,
+    CacheCleared,
     DecodeReady,
     Event,
     FailureKind,
     FirstTokenSampled,
     JobFailed,
+    NodeCordoned,
     NodeLost,
     NodeReported,
+    NodeUncordoned,
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
+    SequenceGrew,
     SequenceStarted,
     Tick,
 )
-from pdd.scheduler.requests import Phase
-from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
+from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.settings import EstimateSettings, PathMode, PathSettings, SchedulerSettings
 from tests.builders import make_finish, make_identity, make_joined, make_request
 
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
@@ -49,6 +56,11 @@ ATTEMPT_COUNT_MAX = 4
 QUEUE_MAX = 5
 SILENCE_S = 10.0
 BIG = 10**6
+
+
+def chain_of(chain: int, block_count: int) -> bytes:
+    """Keys of a prompt that begins like all of its chain."""
+    return b"".join(bytes([chain]) * 8 + index.to_bytes(8, "big") for index in range(block_count))
 
 
 @dataclass
@@ -64,6 +76,10 @@ class Known:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    """Outputs are longer than expected as a rule, so that leases grow and nodes run out."""
+
+    mode = PathMode.DISAGGREGATED
+
     def __init__(self) -> None:
         super().__init__()
         self.core = SchedulerCore(
@@ -73,7 +89,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 node_silence_s=SILENCE_S,
                 lost_node_memory_s=15.0,
                 lost_node_count_max=2,
-                path=PathSettings(mode=PathMode.DISAGGREGATED),
+                path=PathSettings(mode=self.mode),
+                estimates=EstimateSettings(output_tokens=8.0),
+                decision_count_max=20,
             )
         )
         self.now_s = 0.0
@@ -81,6 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.epochs: dict[NodeName, int] = {}
         self.known: dict[RequestId, Known] = {}
         self.submits: list[Submit] = []
+        self.given_back: dict[RequestId, int] = {}
+        self.drained: list[NodeName] = []
 
     # --- the world ---------------------------------------------------------------------------
 
@@ -136,6 +156,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             [],
         )
 
+    @precondition(lambda self: self.alive)
+    @rule(pick=st.integers(0, BIG), is_drain=st.booleans())
+    def an_operator_takes_a_node_out(self, pick: int, is_drain: bool) -> None:
+        self.step(NodeCordoned(node=self.one_alive(pick).name, is_drain=is_drain))
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_operator_gives_a_node_back(self, name: str) -> None:
+        self.step(NodeUncordoned(node=NodeName(name)))
+
+    @precondition(lambda self: self.alive)
+    @rule(pick=st.integers(0, BIG), chain=st.integers(0, 2))
+    def a_node_evicts_blocks(self, pick: int, chain: int) -> None:
+        identity = self.one_alive(pick)
+        self.step(BlocksEvicted(identity=identity, keys=chain_of(chain, 8)))
+        self.step(CacheCleared(identity=self.one_alive(pick // 2)))
+
     @rule(silent=st.sampled_from(["", "", "", *NAMES]), sixteenths=st.integers(1, 100))
     def time_passes(self, silent: str, sixteenths: int) -> None:
         self.now_s += sixteenths / 16
@@ -148,13 +184,22 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=st.sampled_from([20, 1, 33, 100, 400]),
-        max_tokens=st.sampled_from([16, 1, 2, 150]),
+        max_tokens=st.sampled_from([150, 16, 1, 2, 150]),
         deadline_s=st.sampled_from([600.0, 600.0, 60.0, 4.0]),
         looks_back=st.sampled_from([False, False, True]),
         priority=st.sampled_from([0, 0, 1, -1]),
+        tenant=st.sampled_from(["", "", "a", "b"]),
+        chain=st.integers(0, 2),
     )
     def a_request_arrives(
-        self, prompt: int, max_tokens: int, deadline_s: float, looks_back: bool, priority: int
+        self,
+        prompt: int,
+        max_tokens: int,
+        deadline_s: float,
+        looks_back: bool,
+        priority: int,
+        tenant: str,
+        chain: int,
     ) -> None:
         request = replace(
             make_request(
@@ -165,10 +210,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 presence_penalty=0.5 if looks_back else 0.0,
             ),
             priority=priority,
+            tenant=tenant,
         )
         waiting = self.core.queued_request_count
         self.known[request.request_id] = Known(arrived_s=self.now_s, deadline_s=deadline_s)
-        effects = self.step(RequestArrived(request=request))
+        effects = self.step(
+            RequestArrived(
+                request=request,
+                keys=chain_of(chain, prompt // 16),
+                caller_key=f"caller-{chain}" if prompt % 2 else "",
+            )
+        )
         if waiting >= QUEUE_MAX:
             (refusal,) = [e for e in effects if isinstance(e, Fail)]
             assert isinstance(refusal.error, AdmissionRejected)
@@ -182,12 +234,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.step(RequestCancelled(request_id=request_id))
 
     @precondition(lambda self: self.core.requests)
-    @rule(pick=st.integers(0, BIG), steps=st.integers(1, 3), sixteenths=st.integers(0, 8))
-    def work_goes_on(self, pick: int, steps: int, sixteenths: int) -> None:
+    @rule(
+        pick=st.integers(0, BIG),
+        steps=st.integers(1, 3),
+        sixteenths=st.integers(0, 8),
+        tokens=st.sampled_from([0, 1, 17, 149]),
+    )
+    def work_goes_on(self, pick: int, steps: int, sixteenths: int, tokens: int) -> None:
         request_id = list(self.core.requests)[pick % len(self.core.requests)]
         for _ in range(steps):
             self.now_s += sixteenths / 16
+            self.say_tokens(request_id, tokens)
             self.say_what_comes_next(request_id)
+            self.say_tokens(request_id, tokens)
+
+    def say_tokens(self, request_id: RequestId, tokens: int) -> None:
+        """As the driver does it: asked for at the token that it is due at, not before."""
+        for count in range(1, tokens):
+            request = self.core.requests.get(request_id)
+            if request is None or request.phase is not Phase.DECODING:
+                return
+            if count >= request.request.sampling.max_tokens:
+                return
+            if count >= request.grows_at_tokens:
+                generation = request.generation
+                self.step(
+                    SequenceGrew(
+                        request_id=request_id, generation=generation, output_token_count=count
+                    )
+                )
+                if request.generation != generation:
+                    return
+                assert count < request.grows_at_tokens, "it goes on without blocks"
 
     # --- what nodes say, of any generation ever submitted ------------------------------------
 
@@ -250,6 +328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def nodes_behave_until_all_is_done(self) -> None:
         for name in NAMES:
+            self.an_operator_gives_a_node_back(name)
             self.a_node_joins_in_a_new_life(name, 40, 16)
         for _ in range(2 * len(self.known) + 2):
             for request_id in list(self.core.requests):
@@ -273,6 +352,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id, request in self.core.requests.items():
             known = self.known[request_id]
             assert not known.ended, f"{request_id} lives on after its end"
+            self.note_give_back(request)
             assert request.failed_attempt_count < ATTEMPT_COUNT_MAX
             assert request.failed_attempt_count <= request.generation
         for request_id, known in self.known.items():
@@ -288,11 +368,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ), f"{node.name} promised blocks to {request_id} without a job"
         return effects
 
+    def note_give_back(self, request: Request) -> None:
+        """At most once per request: ``interruption`` changes with each."""
+        if "gave its blocks back" in request.interruption:
+            first = self.given_back.setdefault(request.id, request.generation)
+            assert request.generation == first, f"{request.id} gave its blocks back twice"
+
     def note(self, effect: Effect) -> None:
         match effect:
             case Submit():
                 known = self.live(effect.request.request_id)
                 assert effect.node in self.alive, f"submit to {effect.node}, which is lost"
+                assert self.core.nodes[effect.node].takes_work, f"submit to {effect.node}, cordoned"
                 assert effect.source is None or effect.source in self.alive
                 assert known.announced, "work before the client was told"
                 assert effect.generation >= known.generation
@@ -321,6 +408,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 known.ended = True
                 if isinstance(effect.error, DeadlineExceeded):
                     assert known.announced or self.now_s - known.arrived_s >= known.deadline_s
+            case NodeDrained():
+                assert not self.core.nodes[effect.identity.name].leases
+                assert self.core.nodes[effect.identity.name].state in (
+                    NodeState.CORDONED,
+                    NodeState.LOST,
+                )
             case ForgetNode():
                 assert effect.node not in self.alive, f"{effect.node} was forgotten and lives"
             case Disconnect():
@@ -406,11 +499,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=120,
+class FreePathMachine(SchedulerMachine):
+    """The same, where the scheduler chooses the path by what it has measured."""
+
+    mode = PathMode.AUTO
+
+
+_SETTINGS = settings(
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = _SETTINGS
+TestFreePath = FreePathMachine.TestCase
+TestFreePath.settings = settings(_SETTINGS, max_examples=100)

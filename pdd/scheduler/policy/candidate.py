@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class Candidate:
-    """One node, seen from one question.
+    """One node, seen from one question, at its moment: the node goes on changing.
 
     ``cached_tokens``: prompt tokens that it is believed to hold. ``completion_s``: predicted time
     until it would have computed the rest, behind what it has to do already. ``blocks``: lease that
@@ -50,7 +50,10 @@ class Candidate:
     preferred at all, 0 if it is for the caller's key.
     """
 
+    name: NodeName
     node: Node
+    unpromised_blocks: int
+    sequence_count: int
     cached_tokens: int
     remainder_tokens: int
     completion_s: float
@@ -66,8 +69,3 @@ class Candidate:
     def is_preferred(self) -> bool:
         """Whether an affinity points here."""
         return self.preferred_blocks >= 0
-
-    @property
-    def name(self) -> NodeName:
-        """The node's name."""
-        return self.node.name

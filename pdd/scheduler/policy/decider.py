@@ -20,7 +20,7 @@ class PathInputs:
     stands before it. ``remote_s``: the prefill node, likewise. ``transfer_s``: all blocks that are
     to come over its link; most of it passes while the prompt is computed. ``handover_s``: from
     first token to the moment when the decode node goes on, as measured. ``output_s``: the whole
-    output, as long as expected.
+    output, as long as expected. ``is_probe``: too little is known of the hand-over.
     """
 
     prompt_tokens: int
@@ -31,6 +31,7 @@ class PathInputs:
     transfer_s: float
     handover_s: float
     output_s: float
+    is_probe: bool = False
 
     @property
     def remainder_tokens(self) -> int:
@@ -48,6 +49,8 @@ def decide(inputs: PathInputs, settings: PathSettings) -> tuple[Path, str]:
             f"{rest} tokens to compute, local up to {settings.local_prompt_tokens_max}"
         )
     here = f"computing {rest} tokens here takes {_ms(inputs.stall_s)}"
+    if inputs.is_probe and inputs.remainder_tokens > 1:
+        return Path.DISAGGREGATED, "to measure the hand-over between these nodes"
     if inputs.transfer_s > inputs.stall_s and inputs.local_s <= inputs.remote_s + inputs.transfer_s:
         return Path.LOCAL, f"{here}, moving their blocks {_ms(inputs.transfer_s)}"
     if inputs.stall_s > settings.local_stall_s:

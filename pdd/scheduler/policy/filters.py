@@ -29,11 +29,12 @@ def fits(candidates: Sequence[Candidate], question: Question, _: PolicySettings)
     """Blocks and sequences that are promised to others are not there."""
     dropped: Dropped = {}
     for candidate in candidates:
-        node = candidate.node
-        if (unleased := node.unleased_block_count()) < candidate.blocks:
-            dropped[candidate.name] = f"{candidate.blocks} blocks wanted, {unleased} unpromised"
-        elif len(node.leases) >= node.max_num_seqs:
-            dropped[candidate.name] = f"it runs {len(node.leases)} sequences, its most"
+        if candidate.unpromised_blocks < candidate.blocks:
+            dropped[candidate.name] = (
+                f"{candidate.blocks} blocks wanted, {candidate.unpromised_blocks} unpromised"
+            )
+        elif candidate.sequence_count >= candidate.node.max_num_seqs:
+            dropped[candidate.name] = f"it runs {candidate.sequence_count} sequences, its most"
     return dropped
 
 
@@ -67,11 +68,11 @@ def headroom(
     dropped: Dropped = {}
     for candidate in candidates:
         node = candidate.node
-        if not node.leases:
+        if candidate.sequence_count == 0:
             continue
         growth = node.growth_block_count() + candidate.claim - candidate.blocks
         reserve = min(growth, round(settings.headroom_fraction * node.usable_block_count))
-        left = node.unleased_block_count() - candidate.blocks
+        left = candidate.unpromised_blocks - candidate.blocks
         if left < reserve:
             dropped[candidate.name] = (
                 f"it would have {max(left, 0)} blocks left, {reserve} are kept"

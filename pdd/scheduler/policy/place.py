@@ -10,7 +10,13 @@ from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.candidate import Candidate, Question
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
 from pdd.scheduler.policy.profile import Choice, Profile
-from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory
+from pdd.scheduler.prefixes import (
+    KEY_SIZE_BYTES,
+    Homes,
+    NoDirectory,
+    Preference,
+    PrefixDirectory,
+)
 from pdd.scheduler.settings import PathMode, SchedulerSettings
 
 
@@ -58,6 +64,7 @@ class Policy:
         self._settings = settings
         self._estimates = estimates
         self._directory = directory
+        self._has_directory = not isinstance(directory, NoDirectory)
         self._prefill = Profile(
             filters=policy.prefill_filters, scorers=policy.prefill_scorers, settings=policy
         )
@@ -125,6 +132,11 @@ class Policy:
 
     def remember(self, question: Question, placement: Placement) -> None:
         """What begins alike, or comes with the same key, goes the same way from now on."""
+        inputs = placement.considered.path_inputs
+        if inputs is not None and inputs.is_probe and placement.prefill and placement.decode:
+            self._estimates.probes(
+                placement.prefill.name, placement.decode.name, now_s=question.now_s
+            )
         for candidate in (placement.prefill, placement.decode):
             if candidate is not None:
                 self.homes[candidate.node.role].remember(
@@ -172,7 +184,7 @@ class Policy:
                 bytes_per_s = self._estimates.link(source.name, node.name).per_s
                 size_bytes = node.blocks_for(candidate.remainder_tokens) * node.block_bytes
                 candidate.transfer_s = size_bytes / bytes_per_s
-                candidate.inbound_s = sum(node.inbound_bytes.values()) / bytes_per_s
+                candidate.inbound_s = node.inbound_size_bytes / bytes_per_s
         return candidates
 
     def _candidate(
@@ -185,7 +197,9 @@ class Policy:
         preferred: Preference | None,
     ) -> Candidate:
         tokens = question.token_count
-        held = self._directory.matched_blocks(node.name, question.keys) if question.keys else None
+        held = None
+        if question.keys and self._has_directory:
+            held = self._directory.matched_blocks(node.name, question.keys)
         if held is None:
             held = known.block_count if known is not None and known.node == node.name else 0
         # The last position is always computed: its logits give the next token.
@@ -193,15 +207,16 @@ class Policy:
         remainder = tokens - cached
         per_s = self._estimates.prefill(node.name).per_s
         backlog = node.backlog_tokens(tokens_per_s=per_s, now_s=question.now_s)
-        load = max(
-            1.0 - node.unleased_block_count() / node.usable_block_count,
-            len(node.leases) / node.max_num_seqs,
-        )
+        unpromised, sequence_count = node.unleased_block_count(), len(node.leases)
+        load = max(1.0 - unpromised / node.usable_block_count, sequence_count / node.max_num_seqs)
         if node.role is Role.PREFILL:
             load = max(load, backlog / per_s / self._settings.policy.prefill_full_s)
         is_preferred = preferred is not None and preferred.node == node.name
         return Candidate(
+            name=node.name,
             node=node,
+            unpromised_blocks=unpromised,
+            sequence_count=sequence_count,
             cached_tokens=cached,
             remainder_tokens=remainder,
             completion_s=(backlog + remainder) / per_s,
@@ -252,6 +267,7 @@ class Policy:
             handover_s=max(estimates.handover(source.name, target.name).mean, 0.0),
             output_s=estimates.expected_output_tokens(max_tokens)
             / estimates.decode(target.name).per_s,
+            is_probe=estimates.wants_probe(source.name, target.name, now_s=question.now_s),
         )
 
 

@@ -42,8 +42,7 @@ def prefix(candidates: Sequence[Candidate], question: Question, _: PolicySetting
 def free_kv(candidates: Sequence[Candidate], question: Question, _: PolicySettings) -> list[float]:
     """The part of the node's blocks that would be left once this request has grown as expected."""
     return [
-        max(candidate.node.unleased_block_count() - candidate.blocks, 0)
-        / candidate.node.usable_block_count
+        max(candidate.unpromised_blocks - candidate.blocks, 0) / candidate.node.usable_block_count
         for candidate in candidates
     ]
 
@@ -51,7 +50,7 @@ def free_kv(candidates: Sequence[Candidate], question: Question, _: PolicySettin
 def running(candidates: Sequence[Candidate], question: Question, _: PolicySettings) -> list[float]:
     """The part of the node's sequences that are free."""
     return [
-        max(1.0 - len(candidate.node.leases) / candidate.node.max_num_seqs, 0.0)
+        max(1.0 - candidate.sequence_count / candidate.node.max_num_seqs, 0.0)
         for candidate in candidates
     ]
 

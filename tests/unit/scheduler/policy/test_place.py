@@ -30,9 +30,7 @@ def ask(
     **fields: Any,
 ) -> Placement | NoRoom:
     settings = SchedulerSettings(path=PathSettings(mode=mode))
-    policy = Policy(
-        settings, estimates=Estimates(settings=settings.estimates), directory=NoDirectory()
-    )
+    policy = Policy(settings, estimates=Estimates(settings.estimates), directory=NoDirectory())
     request = make_request(**fields)
     question = Question(
         request=request,

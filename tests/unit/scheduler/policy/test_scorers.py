@@ -1,0 +1,92 @@
+"""One table per scorer; the arithmetic stands beside each row."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdd.scheduler.policy.scorers import SCORERS
+from pdd.scheduler.settings import PolicySettings
+from tests.unit.scheduler.policy.parts import make_candidate, make_node, make_question
+
+SETTINGS = PolicySettings()
+NODE = make_node()
+
+
+def score(name: str, *fields: dict[str, Any]) -> list[float]:
+    candidates = [make_candidate(node=NODE, **each) for each in fields]
+    return SCORERS[name](candidates, make_question(), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("times", "scores"),
+    [
+        ([1.0, 2.0, 4.0], [1.0, 0.5, 0.25]),
+        ([3.0], [1.0]),
+        ([0.0, 0.0005, 0.002], [1.0, 1.0, 0.5]),  # below a millisecond all is equal
+    ],
+)
+def test_completion_is_the_quickest_time_over_its_own(
+    times: list[float], scores: list[float]
+) -> None:
+    assert score("completion", *({"completion_s": time} for time in times)) == scores
+
+
+@pytest.mark.parametrize(
+    ("preferred", "load", "expected"),
+    [(-1, 0.0, 0.0), (0, 0.0, 1.0), (8, 0.85, 1.0), (8, 0.86, 0.0)],
+)
+def test_affinity_is_for_the_preferred_node_while_it_has_room(
+    preferred: int, load: float, expected: float
+) -> None:
+    assert score("affinity", {"preferred_blocks": preferred, "load": load}) == [expected]
+
+
+@pytest.mark.parametrize(("cached", "expected"), [(0, 0.0), (16, 0.5), (31, 31 / 32)])
+def test_prefix_is_the_part_of_the_prompt_that_is_there(cached: int, expected: float) -> None:
+    assert score("prefix", {"cached_tokens": cached}) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("unpromised", "blocks", "expected"), [(100, 3, 0.97), (50, 10, 0.4), (5, 10, 0.0)]
+)
+def test_free_kv_is_what_is_left_after_expected_growth(
+    unpromised: int, blocks: int, expected: float
+) -> None:
+    fields = {"unpromised_blocks": unpromised, "blocks": blocks}
+    assert score("free_kv", fields) == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 1.0), (4, 0.75), (16, 0.0), (20, 0.0)])
+def test_running_is_the_part_of_its_sequences_that_are_free(count: int, expected: float) -> None:
+    assert score("running", {"sequence_count": count}) == [expected]
+
+
+def test_link_counts_what_is_on_its_way_already() -> None:
+    own, behind = {"transfer_s": 0.1}, {"transfer_s": 0.1, "inbound_s": 0.3}
+    assert score("link", own, behind) == [1.0, 0.25]
+
+
+@given(
+    name=st.sampled_from(sorted(SCORERS)),
+    fields=st.lists(
+        st.fixed_dictionaries(
+            {
+                "completion_s": st.floats(0, 1e6),
+                "transfer_s": st.floats(0, 1e6),
+                "inbound_s": st.floats(0, 1e6),
+                "load": st.floats(0, 10),
+                "cached_tokens": st.integers(0, 31),
+                "unpromised_blocks": st.integers(0, 100),
+                "blocks": st.integers(1, 200),
+                "sequence_count": st.integers(0, 40),
+                "preferred_blocks": st.integers(-1, 4),
+            }
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_every_score_is_between_0_and_1(name: str, fields: list[dict[str, Any]]) -> None:
+    assert all(0.0 <= value <= 1.0 for value in score(name, *fields))
