@@ -15,6 +15,7 @@ from pdd.config.relations import broken_relations
 from pdd.config.schema import faults_of, fields_of, sections
 from pdd.config.sections import Config, TransferTransport
 from pdd.config.sources import Flag, Setting, Source, read_environment, read_file, read_flags
+from pdd.config.tls_files import broken_files
 from pdd.core.errors import ConfigError
 from pdd.core.identity import Role
 
@@ -85,7 +86,7 @@ def load_config(
         merged.setdefault(setting.name, setting)
 
     config = Config.model_validate(_as_tables(merged))
-    for broken in broken_relations(config):
+    for broken in (*broken_relations(config), *broken_files(config)):
         if not faulty_names.intersection(broken.keys):
             origins = [merged[key].origin for key in broken.keys if key in merged]
             faults.append(f"{origins[-1] if origins else DEFAULT_ORIGIN}: {broken.message}")

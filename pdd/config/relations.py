@@ -1,18 +1,12 @@
 """Rules between keys. Each names the keys that it compares, so that a fault can name its origin."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import combinations
 
+from pdd.config.broken import BrokenRelation
 from pdd.config.sections import Config
+from pdd.config.tls_relations import broken_tls_relations
 from pdd.core.identity import Role
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenRelation:
-    """``keys`` (``section.key``) do not fit together."""
-
-    keys: tuple[str, ...]
-    message: str
 
 
 def broken_relations(config: Config) -> Iterator[BrokenRelation]:
@@ -30,6 +24,7 @@ def broken_relations(config: Config) -> Iterator[BrokenRelation]:
             keys=("engine.block_size",),
             message=f"engine.block_size ({engine.block_size}) must be a multiple of 16, or 0",
         )
+    yield from broken_tls_relations(config)
     if config.node.role is Role.SCHEDULER:
         yield from _of_a_scheduler(config)
     elif not config.node.schedulers:
@@ -48,8 +43,12 @@ def _of_a_scheduler(config: Config) -> Iterator[BrokenRelation]:
             f"node.status_interval_s ({config.node.status_interval_s:g}), else one late message "
             "loses a node",
         )
-    if config.http.listen == config.grpc.listen and config.http.listen.port:
-        yield BrokenRelation(
-            keys=("http.listen", "grpc.listen"),
-            message=f"http.listen and grpc.listen are both {config.http.listen}",
-        )
+    listens = {
+        "http.listen": config.http.listen,
+        "grpc.listen": config.grpc.listen,
+        "grpc.public_listen": config.grpc.public_listen,
+    }
+    for one, other in combinations(listens, 2):
+        address = listens[one]
+        if address is not None and address == listens[other] and address.port:
+            yield BrokenRelation(keys=(one, other), message=f"{one} and {other} are both {address}")

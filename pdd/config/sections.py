@@ -11,7 +11,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pdd.config.types import GpuId, HostPort, ListenAddress, NodeNameText, PeerAddress
+from pdd.config.types import (
+    GpuId,
+    HostPort,
+    HostText,
+    ListenAddress,
+    NodeNameText,
+    OptionalListenAddress,
+    PeerAddress,
+)
 from pdd.core.identity import Role
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -102,7 +110,7 @@ class HttpSection(Section):
     """The OpenAI-compatible front door. Scheduler only."""
 
     listen: ListenAddress = HostPort("127.0.0.1", 8000)
-    """host:port. Port 0: the system picks one."""
+    """host:port. Port 0: the system picks one. Beyond loopback it needs [public_tls]."""
 
     body_limit_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 8 << 20
     """Longest request body; longer ones get HTTP 413."""
@@ -120,7 +128,43 @@ class GrpcSection(Section):
 
     listen: ListenAddress = HostPort("127.0.0.1", 0)
     """host:port. Port 0: the system picks one. If it is not set, a scheduler listens on
-    127.0.0.1:7070."""
+    127.0.0.1:7070. Beyond loopback it needs [tls]."""
+
+    advertise: HostText = ""
+    """Host under which other nodes dial this one, where listen names all addresses (0.0.0.0).
+    Empty: the host of listen."""
+
+    public_listen: OptionalListenAddress = None
+    """Another port, for clients that have no certificate of the cluster: Inference, health
+    checking and reflection, with [public_tls]. Scheduler only. Empty: none."""
+
+
+class TlsSection(Section):
+    """Certificates between schedulers and nodes, made by ``pdd certs``: all three keys or none.
+    Without them daemons speak on loopback only. Renewed files are taken without a restart."""
+
+    ca: str = ""
+    """File of the cluster's authority, ca.crt."""
+
+    certificate: str = ""
+    """File of this daemon's certificate, issued for its name, role and hosts."""
+
+    key: str = ""
+    """File of its private key."""
+
+
+class PublicTlsSection(Section):
+    """TLS towards clients, for http.listen and grpc.public_listen. Scheduler only. Empty: plain,
+    on loopback only."""
+
+    certificate: str = ""
+    """File of a certificate that the clients trust; others of its chain may follow in it."""
+
+    key: str = ""
+    """File of its private key."""
+
+    client_ca: str = ""
+    """File of an authority. If it is set, clients must show a certificate that it has signed."""
 
 
 class EngineSection(Section):
@@ -294,6 +338,8 @@ class Config(Section):
     node: NodeSection
     http: HttpSection = HttpSection()
     grpc: GrpcSection = GrpcSection()
+    tls: TlsSection = TlsSection()
+    public_tls: PublicTlsSection = PublicTlsSection()
     engine: EngineSection = EngineSection()
     synthetic: SyntheticSection = SyntheticSection()
     transfer: TransferSection = TransferSection()

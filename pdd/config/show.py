@@ -45,13 +45,13 @@ def rows(loaded: Loaded) -> Iterator[Row]:
 def example_file() -> str:
     """The text of ``config/pdd.toml``."""
     parts = [_EXAMPLE_HEADER]
-    example = Config(node=NodeSection(name="decode-0", role=Role.DECODE))
+    example = Config(node=NodeSection(name="decode-0", role=Role.DECODE)).model_dump(mode="json")
     for section, model in sections().items():
         lines = [f"[{section}]", *_comment(model.__doc__ or "")]
-        values = getattr(example, section)
+        values = example[section]
         for key, field in fields_of(section).items():
             name = f"{section}.{key}"
-            value = _REQUIRED_IN_EXAMPLE.get(name, _LEFT_OUT.get(name, getattr(values, key)))
+            value = _REQUIRED_IN_EXAMPLE.get(name, _LEFT_OUT.get(name, values[key]))
             lines += ["", *_comment(field.description or "")]
             lines.append(f"{'# ' if name in _LEFT_OUT else ''}{key} = {value_text(value)}")
         parts.append("\n".join(lines) + "\n")

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, StringConstraints
 
+from pdd.tls.loopback import is_loopback
+
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*))*")
 
 
@@ -43,9 +45,7 @@ class HostPort:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        return _ip_version(self.host) is not None and ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost" or is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -66,15 +66,18 @@ def _to_host_port(value: Any) -> HostPort:
     return HostPort.parse(value)
 
 
-def _to_listen_address(value: Any) -> HostPort:
-    address = _to_host_port(value)
-    if not address.is_loopback:
-        raise ValueError(
-            f"{address.host} is not a loopback address, and plain TCP is served on loopback only: "
-            "its bytes would be neither encrypted nor authenticated, and TLS is not available yet; "
-            "use 127.0.0.1 or [::1]"
-        )
-    return address
+def _to_optional_address(value: Any) -> HostPort | None:
+    return None if value is None or value == "" else _to_host_port(value)
+
+
+def _to_host(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a host is a string, for example '10.0.0.7'")  # noqa: TRY004 -- pydantic wants it
+    if value and _ip_version(value) is None and not _HOST_NAME.fullmatch(value):
+        raise ValueError("a host is a name or an IP address, without a port")
+    if is_unspecified(value):
+        raise ValueError(f"{value} cannot be dialled; name the address that others reach")
+    return value
 
 
 def _to_peer_address(value: Any) -> HostPort:
@@ -88,8 +91,23 @@ def _to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-ListenAddress = Annotated[HostPort, PlainValidator(_to_listen_address), PlainSerializer(str)]
-"""Where a server binds. Loopback only, until TLS is there."""
+def is_unspecified(host: str) -> bool:
+    """0.0.0.0 and ::, which stand for all of a machine's addresses."""
+    return _ip_version(host) is not None and ipaddress.ip_address(host).is_unspecified
+
+
+ListenAddress = Annotated[HostPort, PlainValidator(_to_host_port), PlainSerializer(str)]
+"""Where a server binds. Beyond loopback it needs TLS, see ``relations``."""
+
+OptionalListenAddress = Annotated[
+    HostPort | None,
+    PlainValidator(_to_optional_address),
+    PlainSerializer(lambda address: "" if address is None else str(address), return_type=str),
+]
+"""The same, or empty text (None in Python) for no server."""
+
+HostText = Annotated[str, PlainValidator(_to_host), PlainSerializer(str)]
+"""A DNS name or IP address that others dial; empty when it is not said."""
 
 PeerAddress = Annotated[HostPort, PlainValidator(_to_peer_address), PlainSerializer(str)]
 """Where another process serves."""

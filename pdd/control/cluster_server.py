@@ -1,10 +1,14 @@
-"""The scheduler's end of the nodes' streams: the Cluster service."""
+"""The scheduler's end of the nodes' streams: the Cluster service.
+
+Over TLS a node is believed to be whom its certificate names, and only if it says the same.
+"""
 
 import asyncio
 import contextlib
 from typing import Any, Protocol
 
 import grpc
+import structlog
 
 from pdd.control.convert import identity_from_proto, identity_to_proto
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
@@ -15,6 +19,11 @@ from pdd.control.versions import (
 )
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+from pdd.tls.claims import NODE_ROLES, PeerRefused, check_claim
+from pdd.tls.identity import CertificateIdentity
+from pdd.tls.security import PLAIN, Security
+
+log = structlog.get_logger(__name__)
 
 _HELLO_TIMEOUT_S = 10.0
 
@@ -96,12 +105,17 @@ class ClusterHandler(Protocol):
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     """grpc.aio servicer; see cluster.proto."""
 
-    def __init__(self, handler: ClusterHandler) -> None:
+    def __init__(self, handler: ClusterHandler, *, security: Security = PLAIN) -> None:
         self._handler = handler
+        self._security = security
+        self.refused_caller_count = 0
+        """Calls whose certificate did not allow what they claimed. Strangers without a certificate
+        of the cluster get no further than the handshake, and are not counted here."""
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:
         """One node's stream, from hello to end."""
-        session = await self._join(context)
+        caller = await self._caller(context)
+        session = await self._join(context, caller)
         reason = "its stream broke"
         try:
             await context.write(
@@ -142,10 +156,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def ListNodes(
         self, request: cluster_pb2.ListNodesRequest, context: Any
     ) -> cluster_pb2.ListNodesResponse:
-        """All nodes by name."""
+        """All nodes by name; for members and clients of the cluster."""
+        await self._caller(context)
         return cluster_pb2.ListNodesResponse(nodes=self._handler.list_nodes())
 
-    async def _join(self, context: Any) -> NodeSession:
+    async def _caller(self, context: Any) -> CertificateIdentity | None:
+        try:
+            return self._security.caller(context)
+        except PeerRefused as error:
+            await self._refuse(context, error, claimed="")
+            raise  # not reached: abort raised
+
+    async def _refuse(self, context: Any, error: PeerRefused, *, claimed: str) -> None:
+        self.refused_caller_count += 1
+        log.warning("caller_refused", peer=context.peer(), claimed=claimed, reason=str(error))
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+    async def _join(self, context: Any, caller: CertificateIdentity | None) -> NodeSession:
         first = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
@@ -163,6 +190,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
                 f"node {hello.identity.name} speaks protocol version {hello.protocol_version}, "
                 f"this scheduler takes {accepted}: upgrade the older one",
             )
+        try:
+            _check_hello(caller, hello)
+        except PeerRefused as error:
+            await self._refuse(context, error, claimed=f"{hello.role}/{hello.identity.name}")
         session = NodeSession(identity_from_proto(hello.identity), hello)
         try:
             self._handler.node_attached(session)
@@ -178,3 +209,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         while True:
             for message in coalesce(await session.outbox.take(), kinds=("submits", "cancels")):
                 await context.write(message)
+
+
+def _check_hello(caller: CertificateIdentity | None, hello: cluster_pb2.Hello) -> None:
+    """Raises PeerRefused. What is no role at all is left to the handler, which names those."""
+    claimed = [role for role in NODE_ROLES if role.value == hello.role]
+    check_claim(caller, name=hello.identity.name, roles=claimed or NODE_ROLES)

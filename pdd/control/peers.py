@@ -17,6 +17,8 @@ from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.core.identity import NodeIdentity
 from pdd.engine.port import PeerControl
 from pdd.rpc.v1 import node_pb2, node_pb2_grpc
+from pdd.tls.claims import PeerRefused, check_claim
+from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
@@ -31,14 +33,23 @@ class PeerServicer(node_pb2_grpc.NodeServicer):
     """grpc.aio servicer; see node.proto."""
 
     def __init__(
-        self, *, identity: NodeIdentity, rank_count: int, deliver: Callable[[PeerControl], None]
+        self,
+        *,
+        identity: NodeIdentity,
+        rank_count: int,
+        deliver: Callable[[PeerControl], None],
+        security: Security = PLAIN,
     ) -> None:
         self._identity = identity
         self._rank_count = rank_count
         self._deliver = deliver
+        self._security = security
+        self.refused_caller_count = 0
+        """Messages in the name of a node other than the one whose certificate came with them."""
 
     async def Relay(self, request: node_pb2.RelayRequest, context: Any) -> node_pb2.RelayResponse:
         """Hand a message to one rank."""
+        await self._check_source(request.source.name, context)
         target = identity_from_proto(request.target)
         if target != self._identity:
             await context.abort(
@@ -62,15 +73,32 @@ class PeerServicer(node_pb2_grpc.NodeServicer):
         )
         return node_pb2.RelayResponse()
 
+    async def _check_source(self, name: str, context: Any) -> None:
+        """A grant moves blocks to whoever it names, so nobody may speak in another's name."""
+        try:
+            check_claim(self._security.caller(context), name=name)
+        except PeerRefused as error:
+            self.refused_caller_count += 1
+            log.warning("caller_refused", peer=context.peer(), claimed=name, reason=str(error))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+
 
 class PeerClient:
-    """Sends to any node. One channel per address, opened on first use and kept."""
+    """Sends to any node. One channel per address, opened on first use and kept.
 
-    def __init__(self, *, identity: NodeIdentity, own_address: str) -> None:
+    A channel whose certificate has been renewed is replaced at its next use.
+    """
+
+    def __init__(
+        self, *, identity: NodeIdentity, own_address: str, security: Security = PLAIN
+    ) -> None:
         self._identity = identity
         self._own_address = own_address
+        self._security = security
+        self._version = security.version()
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._closing = False
 
     def send(self, message: PeerControl) -> None:
@@ -93,6 +121,8 @@ class PeerClient:
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
+        if retiring := list(self._retiring):
+            await asyncio.wait(retiring)
 
     async def _relay(self, message: PeerControl) -> None:
         request = node_pb2.RelayRequest(
@@ -118,15 +148,28 @@ class PeerClient:
             log.exception("peer_relay_crashed", peer=message.peer.name, error=type(error).__name__)
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
+        version = self._security.version()
+        if version is not self._version:
+            self._version = version
+            former = list(self._channels.values())
+            self._channels.clear()
+            for channel in former:
+                self._retire(channel)
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = self._security.channel(address, options=CHANNEL_OPTIONS)
             self._channels[address] = channel
             if len(self._channels) > _PEERS_MAX:
                 _, oldest = self._channels.popitem(last=False)
                 await oldest.close()
         self._channels.move_to_end(address)
         return channel
+
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        """Close it when the calls that it carries are over."""
+        task = asyncio.create_task(channel.close(grace=_RELAY_TIMEOUT_S))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
 
 def _log_failure(message: PeerControl, reason: str) -> None:

@@ -9,6 +9,7 @@ import structlog
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
 from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
@@ -16,6 +17,8 @@ _BACKOFF_S_MIN = 0.1
 _BACKOFF_S_MAX = 1.0
 _REFUSED_BACKOFF_S = 5.0
 _WELCOME_TIMEOUT_S = 10.0
+_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED)
+"""A misfit, or a certificate that is not this node's: no retry mends it."""
 
 
 class SchedulerHandler(Protocol):
@@ -41,9 +44,13 @@ class SchedulerHandler(Protocol):
 class SchedulerLink:
     """One scheduler. ``run`` never ends by itself; cancel it to detach."""
 
-    def __init__(self, *, address: str, handler: SchedulerHandler) -> None:
+    def __init__(
+        self, *, address: str, handler: SchedulerHandler, security: Security = PLAIN
+    ) -> None:
         self.address = address
         self._handler = handler
+        self._security = security
+        self._unreached_reason = ""
         self._outbox: Outbox[cluster_pb2.NodeMessage] = Outbox()
 
     def send(self, message: cluster_pb2.NodeMessage) -> None:
@@ -61,13 +68,27 @@ class SchedulerLink:
             elif attached:
                 log.warning("scheduler_lost", scheduler=self.address, reason=reason)
                 backoff_s = _BACKOFF_S_MIN
+            else:
+                self._note_unreached(reason)
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
+
+    def _note_unreached(self, reason: str) -> None:
+        """A scheduler that is not up yet is no news; one that shakes no hands may be for ever."""
+        if not self._security.is_plain and reason != self._unreached_reason:
+            self._unreached_reason = reason
+            log.warning(
+                "scheduler_not_reached",
+                scheduler=self.address,
+                reason=reason,
+                advice="if it is up, it refuses this certificate: compare 'pdd certs show' of both",
+            )
 
     async def _attach_once(self) -> tuple[bool, bool, str]:
         """``(was attached, was refused, why it ended)``."""
         attached = False
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        # A channel per attempt: a renewed certificate is used at the next one.
+        async with self._security.channel(self.address, options=CHANNEL_OPTIONS) as channel:
             stub = cluster_pb2_grpc.ClusterStub(channel)
             call = stub.Attach()
             try:
@@ -82,7 +103,7 @@ class SchedulerLink:
                 self._handler.scheduler_attached(self)
                 reason = await self._talk(call)
             except grpc.aio.AioRpcError as error:
-                refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                refused = error.code() in _REFUSALS
                 reason = f"{error.code().name}: {error.details()}"
                 if attached:
                     self._handler.scheduler_lost(self, reason)

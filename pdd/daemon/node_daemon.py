@@ -15,10 +15,11 @@ import uvloop
 from tokenizers import Tokenizer
 
 from pdd.config.sections import Config
+from pdd.config.types import HostPort
 from pdd.control.peers import PeerClient, PeerServicer
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
-from pdd.core.errors import ConfigError, PddError
+from pdd.core.errors import ConfigError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
@@ -29,6 +30,7 @@ from pdd.daemon.node_engine import load_tokenizer, make_engine
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers, join_settings
 from pdd.daemon.node_service import NodeService
+from pdd.daemon.security import bind_members, member_security
 from pdd.daemon.served_model import model_folder
 from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.daemon.state_dir import state_dir_of
@@ -159,26 +161,22 @@ class _NodeDaemon:
             clock=self._clock,
             transfer_deadline_s=self._config.transfer.deadline_s,
         )
+        security = member_security(self._config)
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        node_pb2_grpc.add_NodeServicer_to_server(
-            PeerServicer(
-                identity=identity,
-                rank_count=len(info.ucx_addresses),
-                deliver=engine.deliver_control,
-            ),
-            server,
+        relay = PeerServicer(
+            identity=identity,
+            rank_count=len(info.ucx_addresses),
+            deliver=engine.deliver_control,
+            security=security,
         )
+        node_pb2_grpc.add_NodeServicer_to_server(relay, server)
         await add_health_and_reflection(
             server, node_pb2.DESCRIPTOR.services_by_name["Node"].full_name
         )
-        listen = self._config.grpc.listen
-        try:
-            port = server.add_insecure_port(str(listen))
-        except RuntimeError as error:
-            raise PddError(f"grpc.listen: cannot bind {listen}: {error}") from error
-        address = f"{listen.host}:{port}"
+        bound = bind_members(server, self._config.grpc.listen, security)
+        address = str(HostPort(self._config.grpc.advertise or bound.host, bound.port))
         await server.start()
-        peers = PeerClient(identity=identity, own_address=address)
+        peers = PeerClient(identity=identity, own_address=address, security=security)
         engine.on_control(peers.send)
         node_peers = NodePeers(
             engine=engine,
@@ -195,9 +193,10 @@ class _NodeDaemon:
             info=info,
             jobs=jobs,
             peers=node_peers,
+            refused_caller_count=lambda: relay.refused_caller_count,
         )
         links = [
-            SchedulerLink(address=str(scheduler), handler=service)
+            SchedulerLink(address=str(scheduler), handler=service, security=security)
             for scheduler in self._config.node.schedulers
         ]
         tasks = [asyncio.create_task(link.run()) for link in links]

@@ -1,6 +1,7 @@
 """What a node says to schedulers and peers, and what it does when they speak."""
 
 import os
+from collections.abc import Callable
 
 import structlog
 
@@ -31,6 +32,7 @@ class NodeService:
         info: EngineInfo,
         jobs: NodeJobs,
         peers: NodePeers,
+        refused_caller_count: Callable[[], int] = lambda: 0,
     ) -> None:
         self._identity = identity
         self._role = role
@@ -40,6 +42,7 @@ class NodeService:
         self._info = info
         self._jobs = jobs
         self._peers = peers
+        self._refused_caller_count = refused_caller_count
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, tuple[EngineStats, str]] = {}
 
@@ -124,7 +127,10 @@ class NodeService:
                     waiting_sequence_count=stats.waiting_sequence_count,
                     degraded_reason=degraded_reason,
                     # Not news by themselves (they change with every chunk): once per heartbeat.
-                    transfer_counters=self._engine.counters(),
+                    transfer_counters={
+                        **self._engine.counters(),
+                        "callers_refused": self._refused_caller_count(),
+                    },
                     links=self._peers.links(),
                 )
             )

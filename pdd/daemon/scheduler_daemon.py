@@ -18,6 +18,8 @@ from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.scheduler_metrics import ClusterMetrics
 from pdd.daemon.scheduler_tokenizer import make_tokenizer
+from pdd.daemon.security import bind_members, bind_public, member_security, public_tls
+from pdd.daemon.security_metrics import SecurityMetrics
 from pdd.daemon.served_model import served_model
 from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.gateway.front import Front
@@ -31,6 +33,7 @@ from pdd.model.digest import tokenizer_digest
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
+from pdd.tls.public import PublicTls
 
 log = structlog.get_logger(__name__)
 
@@ -74,15 +77,23 @@ class _SchedulerDaemon:
             metrics=metrics,
             clock=self._clock,
         )
+        security, public = member_security(self._config), public_tls(self._config)
+        cluster = ClusterServicer(self._driver, security=security)
+        SecurityMetrics(
+            security,
+            refused_caller_count=lambda: cluster.refused_caller_count,
+            registry=metrics.registry,
+        )
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self._driver), server)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
         inference.add_to_server(server)
         await add_health_and_reflection(
             server,
             inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
             cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name,
         )
-        grpc_address = self._bind_grpc(server)
+        grpc_address = str(bind_members(server, self._config.grpc.listen, security))
+        public_server = await self._make_public_server(inference, public)
         front = make_front(
             inference=self._driver,
             tokenizer=tokenizer,
@@ -92,8 +103,10 @@ class _SchedulerDaemon:
             metrics=metrics,
             clock=self._clock,
         )
-        http_server, http_address = await self._serve_http(front)
-        await server.start()
+        http_server, http_address = await self._serve_http(front, public)
+        servers = [server] if public_server is None else [server, public_server]
+        for one in servers:
+            await one.start()
         background = [
             asyncio.create_task(self._driver.tick()),
             asyncio.create_task(self._driver.wait_crashed()),
@@ -113,23 +126,34 @@ class _SchedulerDaemon:
             async with asyncio.TaskGroup() as stopping:
                 stopping.create_task(http_server.stop())
                 stopping.create_task(inference.stop(grace_s=settings.shutdown_grace_s))
-            await server.stop(grace=0.5)
+            async with asyncio.TaskGroup() as stopping:
+                for one in servers:
+                    stopping.create_task(one.stop(grace=0.5))
             for task in background:
                 task.cancel()
             tokenizer.close()
 
-    def _bind_grpc(self, server: grpc.aio.Server) -> str:
-        listen = self._config.grpc.listen
-        try:
-            port = server.add_insecure_port(str(listen))
-        except RuntimeError as error:
-            raise PddError(f"grpc.listen: cannot bind {listen}: {error}") from error
-        return f"{listen.host}:{port}"
+    async def _make_public_server(
+        self, inference: InferenceServicer, public: PublicTls | None
+    ) -> grpc.aio.Server | None:
+        """For clients that are no members: nothing of the cluster is served there."""
+        listen = self._config.grpc.public_listen
+        if listen is None:
+            return None
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        inference.add_to_server(server)
+        await add_health_and_reflection(
+            server, inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+        )
+        address = bind_public(server, listen, public)
+        log.info("public_grpc_ready", grpc=str(address), tls=public is not None)
+        return server
 
-    async def _serve_http(self, front: Front) -> tuple[FrontServer, str]:
+    async def _serve_http(self, front: Front, public: PublicTls | None) -> tuple[FrontServer, str]:
         listen = self._config.http.listen
+        tls = None if public is None else public.http_context()
         try:
-            server = await serve_http(front, host=listen.host, port=listen.port)
+            server = await serve_http(front, host=listen.host, port=listen.port, tls=tls)
         except OSError as error:
             raise PddError(f"http.listen: cannot bind {listen}: {error}") from error
         return server, f"{listen.host}:{server.port}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdd.config.load import Loaded, load_config
+from pdd.config.schema import fields_of
 from pdd.config.sources import Flag, Setting, read_environment, read_flags
 from pdd.config.toml_text import to_toml
 from pdd.core.errors import ConfigError
@@ -20,6 +21,10 @@ _OWNED = {
     "http.listen": "use --http-port",
     "grpc.listen": "use --grpc-port",
     "engine.kind": "use --engine",
+    **dict.fromkeys(
+        [f"{s}.{key}" for s in ("tls", "public_tls") for key in fields_of(s)],
+        "pdd up stays on loopback and needs no certificates; run daemons with 'pdd serve'",
+    ),
 }
 """Keys that ``pdd up`` sets itself, and what to do instead of setting them."""
 

@@ -39,6 +39,7 @@ _KNOWN = {
     "peers_lost": _Known("lost_peers", "Connections that broke"),
     "connects": _Known("connects", "Connections that a node has opened"),
     "endpoints_closed": _Known("closed_endpoints", "Connections closed to end reads or writes"),
+    "callers_refused": _Known("refused_callers", "Messages in the name of another node"),
     "control_send_failures": _Known("control_send_failures", "Control messages not sent"),
     "thread_cpu_s": _Known("thread_cpu_seconds", "CPU time of the transfer thread"),
     "source_open": _Known("open_sources", "Prefill jobs whose blocks may be fetched", grows=False),

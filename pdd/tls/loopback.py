@@ -37,7 +37,7 @@ def refuse_plain_beyond_loopback(
 def plain_fault(key: str, address: str) -> str:
     """What to tell whoever wants a plain connection beyond this machine."""
     return (
-        f"{key} is {address}, which is not a loopback address, and without [tls] plain TCP is "
-        "used on loopback only: anybody on that network could read and join; make certificates "
+        f"{key}: {address} is not a loopback address, and without [tls] plain TCP is used on "
+        "loopback only: anybody on that network could read and join; make certificates "
         "('pdd certs init', 'pdd certs issue') and name them in [tls], or use 127.0.0.1 or [::1]"
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 import structlog
 
 from pdd.core.errors import ConfigError
-from pdd.tls.check import FileFault, Material, TlsPaths, read_material
+from pdd.tls.check import FileFault, Material, read_material
+from pdd.tls.paths import TlsPaths
 
 log = structlog.get_logger(__name__)
 

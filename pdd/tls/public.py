@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pdd.tls.check import Material, TlsPaths
+from pdd.tls.check import Material
 from pdd.tls.material import RenewedMaterial, WallClock, wall_clock
+from pdd.tls.paths import TlsPaths
 
 
 class PublicTls:
@@ -21,6 +22,10 @@ class PublicTls:
     def __init__(self, paths: TlsPaths, *, now: WallClock = wall_clock) -> None:
         """Raises ConfigError: the files are not what they should be."""
         self._renewed = RenewedMaterial(paths, now=now)
+
+    def material(self) -> Material:
+        """What is in use now."""
+        return self._renewed.current()
 
     def http_context(self) -> ssl.SSLContext:
         """For a server. TLS 1.2 or later."""

@@ -11,14 +11,20 @@ import grpc
 import grpc.aio
 
 from pdd.core.errors import ConfigError
-from pdd.tls.check import Material, TlsPaths
+from pdd.tls.check import Material
 from pdd.tls.claims import caller_of
 from pdd.tls.identity import CertificateIdentity
 from pdd.tls.loopback import refuse_plain_beyond_loopback
 from pdd.tls.material import RenewedMaterial, WallClock, wall_clock
+from pdd.tls.paths import TlsPaths
 
 Options = Sequence[tuple[str, Any]]
-AuthContext = Mapping[str, Iterable[bytes]]
+
+
+class CallContext(Protocol):
+    """The part of ``grpc.aio.ServicerContext`` that names a peer."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
 
 
 class Security(Protocol):
@@ -50,7 +56,7 @@ class Security(Protocol):
         """Equal as long as channels would be made of the same certificate."""
         ...
 
-    def caller(self, auth_context: AuthContext) -> CertificateIdentity | None:
+    def caller(self, context: CallContext) -> CertificateIdentity | None:
         """Who calls; None: a process of this machine. Raises PeerRefused."""
         ...
 
@@ -75,7 +81,7 @@ class PlainSecurity:
     def version(self) -> object:
         return None
 
-    def caller(self, auth_context: AuthContext) -> CertificateIdentity | None:
+    def caller(self, context: CallContext) -> CertificateIdentity | None:
         return None
 
 
@@ -125,8 +131,8 @@ class TlsSecurity:
     def version(self) -> object:
         return self.material()
 
-    def caller(self, auth_context: AuthContext) -> CertificateIdentity | None:
-        return caller_of(auth_context, cluster=self.identity.cluster)
+    def caller(self, context: CallContext) -> CertificateIdentity | None:
+        return caller_of(context.auth_context(), cluster=self.identity.cluster)
 
     def _server_configuration(self) -> Any:
         material = self.material()

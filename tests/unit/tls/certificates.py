@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pdd.tls.authority import Issued, issue, make_authority
-from pdd.tls.check import TlsPaths
 from pdd.tls.files import pair_paths, write_pair
+from pdd.tls.paths import TlsPaths
 from pdd.tls.security import TlsSecurity
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # certificates have seconds

@@ -9,8 +9,9 @@ import pytest
 from pdd.core.errors import ConfigError
 from pdd.tls import files
 from pdd.tls.authority import make_authority
-from pdd.tls.check import TlsPaths, read_material
+from pdd.tls.check import read_material
 from pdd.tls.files import read_pair, write_pair
+from pdd.tls.paths import TlsPaths
 from tests.unit.tls.certificates import NOW, Authority
 
 

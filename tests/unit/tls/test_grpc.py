@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pdd.core.errors import ConfigError
-from pdd.tls.check import TlsPaths
+from pdd.tls.paths import TlsPaths
 from pdd.tls.public import PublicTls
 from pdd.tls.security import PLAIN, TlsSecurity
 from tests.unit.tls.certificates import NOW, Authority
@@ -27,7 +27,7 @@ async def serving(bind: Any, caller: Any = None) -> AsyncIterator[str]:
     """Answers with who called."""
 
     async def whoami(request: bytes, context: Any) -> bytes:
-        return str(caller(context.auth_context()) if caller else "anybody").encode()
+        return str(caller(context) if caller else "anybody").encode()
 
     server = grpc.aio.server()
     handler = grpc.unary_unary_rpc_method_handler(whoami)
