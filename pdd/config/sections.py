@@ -239,7 +239,11 @@ class SyntheticSection(Section):
     """Stands for the weights: nodes with another seed say other words."""
 
     kv_bytes_per_token: Annotated[int, Field(ge=16, le=1 << 20, multiple_of=16)] = 256
-    """KV bytes of one position on one rank, a multiple of 16."""
+    """KV bytes of one position in one KV head, a multiple of 16."""
+
+    kv_heads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """KV heads that the ranks of a node share. Nodes with equal heads exchange blocks, whatever
+    their engine.tensor_parallel_size. 0: one for each rank."""
 
     time_model: SyntheticModel = SyntheticModel.LLAMA_3_70B
     """Model whose step times are taken."""

@@ -99,13 +99,15 @@ def synthetic_settings(config: Config) -> "SyntheticSettings":
     engine, synthetic = config.engine, config.synthetic
     model = served_model(engine)
     block_size = engine.block_size or _SYNTHETIC_BLOCK_SIZE
+    head_bytes = synthetic.kv_bytes_per_token
     return SyntheticSettings(
         served_model_name=model.name,
         tokenizer_digest=tokenizer_digest(Path(engine.model)),
         model_seed=synthetic.model_seed,
-        block_count=_block_count(engine, block_size * synthetic.kv_bytes_per_token),
+        block_count=_block_count(engine, block_size * _rank_heads(config) * head_bytes),
         block_size=block_size,
-        row_bytes=synthetic.kv_bytes_per_token,
+        row_bytes=head_bytes,
+        kv_head_count=synthetic.kv_heads,
         max_model_len=model.max_model_len,
         max_num_batched_tokens=engine.max_num_batched_tokens or _SYNTHETIC_BATCHED_TOKENS,
         max_num_seqs=engine.max_num_seqs or _SYNTHETIC_SEQS,
@@ -128,6 +130,11 @@ def synthetic_settings(config: Config) -> "SyntheticSettings":
             crash_after_count=config.faults.crash_after_count,
         ),
     )
+
+
+def _rank_heads(config: Config) -> int:
+    """KV heads that one rank of the synthetic engine holds."""
+    return max(1, config.synthetic.kv_heads // config.engine.tensor_parallel_size)
 
 
 def _block_count(engine: EngineSection, block_bytes: int) -> int:

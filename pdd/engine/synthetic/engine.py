@@ -22,7 +22,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from pdd.config.sections import CrashPoint
-from pdd.core.errors import KVTransferError
+from pdd.core.errors import ConfigError, KVTransferError
 from pdd.core.frames import TokenLogprobs
 from pdd.core.identity import NodeIdentity
 from pdd.core.ports import Clock
@@ -38,7 +38,7 @@ from pdd.engine.port import (
 )
 from pdd.engine.synthetic.batch import Batch, Chunk, StepPlan, sends_blocks
 from pdd.engine.synthetic.choice import Choice, Vocabulary, choose, ranked
-from pdd.engine.synthetic.kv_rows import KvRows
+from pdd.engine.synthetic.kv_rows import KvRows, planes_of
 from pdd.engine.synthetic.ledger import BlockLedger
 from pdd.engine.synthetic.rules import check_job, finish_of
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
@@ -70,12 +70,19 @@ class SyntheticEngine:
         self._words = words
         self._clock = clock
         self._work = asyncio.Event()
+        layout = settings.layout
+        if fault := layout.fault():
+            raise ConfigError(f"synthetic.kv_heads and engine.tensor_parallel_size: {fault}")
         self.pools = [
-            np.zeros((settings.block_count, settings.block_size * settings.row_bytes), np.uint8)
-            for _ in range(settings.tensor_parallel_size)
+            np.zeros((settings.block_count, layout.block_bytes(rank)), np.uint8)
+            for rank in range(settings.tensor_parallel_size)
         ]
+        planes = planes_of(self.pools, layout)
         self._rows = KvRows(
-            pools=self.pools, block_size=settings.block_size, model_seed=settings.model_seed
+            pools=[of_head[0] for of_head in planes],
+            copies=[of_head[1:] for of_head in planes],
+            block_size=settings.block_size,
+            model_seed=settings.model_seed,
         )
         self.batch = Batch(
             ledger=BlockLedger(block_count=settings.block_count),
@@ -131,9 +138,13 @@ class SyntheticEngine:
                 "model": settings.served_model_name,
                 "tokenizer": settings.tokenizer_digest,
                 "model_seed": str(settings.model_seed),
-                "row_bytes": str(settings.row_bytes),
                 "block_size": str(settings.block_size),
                 "tensor_parallel_size": str(settings.tensor_parallel_size),
+                "kv_layers": "1",
+                "kv_heads": str(settings.layout.kv_head_count),
+                "kv_token_bytes": str(settings.row_bytes),
+                "kv_order": settings.layout.order,
+                "kv_reshard": "yes",
             },
         )
 
@@ -158,7 +169,7 @@ class SyntheticEngine:
             job,
             words=self._words,
             max_model_len=self._max_model_len,
-            rank_count=self.transfers.rank_count,
+            reaches_source=job.source is not None and self.transfers.reaches(job.source),
         )
         sequence = Sequence(
             job=job, arrival=self._arrivals, tokens=[*job.prompt_token_ids, *job.emitted_token_ids]

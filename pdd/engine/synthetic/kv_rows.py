@@ -2,8 +2,12 @@
 
 ::
 
-    row(p) = expand(xxh3_128(row(p - 1) of every rank, p, token(p)))    row(-1): the model's seed
-    digest = xxh3_64(rows 0 .. end - 1 of rank 0, then of rank 1, ...)
+    row(p) = expand(xxh3_128(row(p - 1) of every head, p, token(p)))    row(-1): the model's seed
+    digest = xxh3_64(rows 0 .. end - 1 of head 0, then of head 1, ...)
+
+Each KV head has a plane of the pool of the rank that holds it (``planes_of``), so that neither
+rows nor digest depend on how many ranks share the heads. Where ranks hold copies of a head, all
+are written, and one that differs changes the digest.
 
 ``row(p - 1)`` is read from the pool, so a wrong block spoils everything that is computed on top of
 it, wherever chunks begin. Rows do not depend on tenants: isolation is the block hashes' task.
@@ -16,22 +20,48 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from pdd.transfer.reshard import ShardLayout
+
 ROW_UNIT_BYTES = 16
 _POSITION_AND_TOKEN = struct.Struct("<II")
 Pool = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def planes_of(pools: Sequence[Pool], layout: ShardLayout) -> list[list[Pool]]:
+    """Views of the ranks' pools by head; the first of a head is what is read, others are copies.
+
+    Args:
+        pools: one per rank, uint8 ``[block_count, heads_per_rank * plane_bytes]``.
+        layout: one layer, order LHN: the planes of a rank's heads lie one after the other.
+    """
+    planes: list[list[Pool]] = [[] for _ in range(layout.kv_head_count)]
+    plane_bytes = layout.block_tokens * layout.token_bytes
+    for rank, pool in enumerate(pools):
+        for index, head in enumerate(layout.heads(rank)):
+            planes[head].append(pool[:, index * plane_bytes : (index + 1) * plane_bytes])
+    return planes
 
 
 class KvRows:
     """Reads and writes rows by block table.
 
     Args:
-        pools: one per rank, uint8 ``[block_count, block_size * row_bytes]``; kept, not copied.
+        pools: one per head, uint8 ``[block_count, block_size * row_bytes]``; kept, not copied.
+        copies: further ones by head, with the same bytes.
         block_size: positions per block.
         model_seed: stands for the weights.
     """
 
-    def __init__(self, *, pools: Sequence[Pool], block_size: int, model_seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        pools: Sequence[Pool],
+        copies: Sequence[Sequence[Pool]] = (),
+        block_size: int,
+        model_seed: int,
+    ) -> None:
         self._pools = tuple(pools)
+        self._copies = tuple(copies)
         self._block_size = block_size
         self._row_bytes = pools[0].shape[1] // block_size
         if self._row_bytes % ROW_UNIT_BYTES or self._row_bytes == 0:
@@ -54,8 +84,10 @@ class KvRows:
                 to.append(row)
             before = own[0] if len(own) == 1 else b"".join(own)
         end = start + len(token_ids)
-        for pool, own in zip(self._pools, rows, strict=True):
-            self._scatter(pool, table, start, end, np.frombuffer(b"".join(own), np.uint8))
+        for number, (pool, own) in enumerate(zip(self._pools, rows, strict=True)):
+            written = np.frombuffer(b"".join(own), np.uint8)
+            for one in (pool, *(self._copies[number] if self._copies else ())):
+                self._scatter(one, table, start, end, written)
 
     def digest(self, table: Sequence[int], end: int) -> int:
         """64 bits over every byte of positions 0..``end`` - 1, read from the pool now."""
@@ -66,7 +98,17 @@ class KvRows:
                 hasher.update(pool[block].data)
             if rest:
                 hasher.update(pool[table[whole], : rest * self._row_bytes].data)
+        for head, copies in enumerate(self._copies):
+            if not all(self._same(self._pools[head], copy, table, end) for copy in copies):
+                hasher.update(b"a copy differs")
         return int(hasher.intdigest())
+
+    def _same(self, pool: Pool, copy: Pool, table: Sequence[int], end: int) -> bool:
+        whole, rest = divmod(end, self._block_size)
+        blocks, tail = list(table[:whole]), rest * self._row_bytes
+        return bool(np.array_equal(pool[blocks], copy[blocks])) and (
+            not rest or bool(np.array_equal(pool[table[whole], :tail], copy[table[whole], :tail]))
+        )
 
     def _row(self, table: Sequence[int], position: int) -> bytes:
         index, offset = divmod(position, self._block_size)

@@ -8,8 +8,10 @@ from pdd.engine.synthetic.choice import Vocabulary, refuse
 from pdd.engine.synthetic.sequence import Sequence
 
 
-def check_job(job: Job, *, words: Vocabulary, max_model_len: int, rank_count: int) -> None:
+def check_job(job: Job, *, words: Vocabulary, max_model_len: int, reaches_source: bool) -> None:
     """Refuse what cannot be done, before anything is held for it.
+
+    ``reaches_source``: a decode job's blocks can be had from the node that it names.
 
     Raises:
         InvalidRequest: the client's fault; the message names the field.
@@ -31,13 +33,12 @@ def check_job(job: Job, *, words: Vocabulary, max_model_len: int, rank_count: in
             raise InvalidRequest(
                 f"prompt: token id {token_id} is not in 0..{words.size - 1}", field="prompt"
             )
-    if job.kind is JobKind.DECODE:
-        source_ranks = 0 if job.source is None else len(job.source.ucx_addresses)
-        if source_ranks != rank_count:
-            raise EngineFailed(
-                f"the source has {source_ranks} ranks, this node {rank_count}; give both the same "
-                "tensor_parallel_size, for their blocks differ"
-            )
+    if job.kind is JobKind.DECODE and not reaches_source:
+        who = "no node" if job.source is None else f"{job.source.name}"
+        raise EngineFailed(
+            f"blocks cannot come from {who}: it was not introduced to this node, and has another"
+            " number of ranks"
+        )
 
 
 def finish_of(

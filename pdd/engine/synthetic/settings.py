@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pdd.config.sections import CrashPoint
 from pdd.timing.roofline import Roofline
+from pdd.transfer.reshard import ShardLayout
 from pdd.transfer.settings import TransferSettings
 
 
@@ -19,7 +20,10 @@ class SyntheticFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSettings:
-    """One engine. ``row_bytes``: KV bytes of one position on one rank, a multiple of 16.
+    """One engine. ``row_bytes``: KV bytes of one position in one KV head, a multiple of 16.
+
+    ``kv_head_count``: heads that the ranks share, as a model's; 0 is one for each rank. Nodes with
+    equal heads exchange blocks whatever their tensor parallelism.
 
     ``block_count`` includes block 0, which is never used. ``max_model_len`` is cut to what the
     pool can hold.
@@ -31,6 +35,7 @@ class SyntheticSettings:
     block_count: int
     block_size: int = 16
     row_bytes: int = 256
+    kv_head_count: int = 0
     max_model_len: int
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
@@ -43,3 +48,15 @@ class SyntheticSettings:
     transport: str = "auto"
     devices: str | None = None
     faults: SyntheticFaults = field(default_factory=SyntheticFaults)
+
+    @property
+    def layout(self) -> ShardLayout:
+        """How the ranks share a block: one layer, head by head."""
+        return ShardLayout(
+            kv_head_count=self.kv_head_count or self.tensor_parallel_size,
+            tp_size=self.tensor_parallel_size,
+            stages=((0, 1),),
+            order="LHN",
+            block_tokens=self.block_size,
+            token_bytes=self.row_bytes,
+        )

@@ -9,10 +9,11 @@ touch the blocks of a sequence that is gone.
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
+from pdd.connector.params import SourceNode
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.engine.port import PeerControl
 from pdd.engine.synthetic.batch import Batch
@@ -21,6 +22,7 @@ from pdd.engine.synthetic.sequence import Sequence, SequencePhase
 from pdd.transfer.engine import TransferEngine
 from pdd.transfer.pairing import RankConnection, RankLink
 from pdd.transfer.pool import BlockPool
+from pdd.transfer.reshard import pair_key
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.values import (
     Peer,
@@ -39,13 +41,18 @@ into its deadline and is planned anew."""
 _DIGEST_COUNTER = "digest_mismatches"
 
 
+_RankKey = tuple[int, str]
+"""A rank here, and the key of one of its transfers: the job's own where blocks travel whole, else
+``pair_key``'s, one for each rank of the peer that sends or gets a part."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Target:
     """A decode job's transfers. ``first_bad_index``: the first prompt block that some rank did not
     get, and ``failed_reason`` why."""
 
     sequence: Sequence
-    open_ranks: set[int]
+    open: set[_RankKey]
     transferred_bytes: int = 0
     transfer_s: float = 0.0
     first_bad_index: int | None = None
@@ -55,7 +62,7 @@ class Target:
 @dataclass(slots=True, kw_only=True)
 class _Source:
     sequence: Sequence
-    open_ranks: set[int] = field(default_factory=set)
+    open: set[_RankKey]
 
 
 class SequenceTransfers:
@@ -91,15 +98,16 @@ class SequenceTransfers:
             )
             for rank, pool in enumerate(pools)
         ]
+        self._links: dict[tuple[str, int], dict[tuple[int, int], RankLink]] = {}
         self._sources: dict[str, _Source] = {}
         self._targets: dict[str, Target] = {}
         self._first_tokens: OrderedDict[str, int] = OrderedDict()
         self._damage_seen = Counter[int]()
 
-    @property
-    def rank_count(self) -> int:
-        """Ranks on this node; a peer must have as many."""
-        return len(self._ranks)
+    def reaches(self, source: SourceNode) -> bool:
+        """Whether blocks can be had from that node: it is cut as this one is, or was introduced."""
+        is_known = (source.uuid, source.boot_epoch) in self._links
+        return is_known or len(source.ucx_addresses) == len(self._ranks)
 
     async def start(self) -> tuple[bytes, ...]:
         """Start every rank; their UCX addresses. Raises KVTransferError."""
@@ -114,13 +122,17 @@ class SequenceTransfers:
 
     def open_source(self, sequence: Sequence) -> None:
         """Known from the job's arrival on, so that a ticket which comes while the prompt waits its
-        turn is kept until the request's own deadline."""
+        turn is kept until the request's own deadline.
+
+        Who will fetch the blocks is not known yet: they are offered in every cut that some peer
+        has. What nobody fetches is released when the scheduler cancels the job, at the latest by
+        its deadline.
+        """
         sequence.source_open = True
-        self._sources[sequence.key] = _Source(
-            sequence=sequence, open_ranks=set(range(len(self._ranks)))
-        )
-        for rank in self._ranks:
-            rank.source_open(sequence.key, deadline_s=sequence.job.deadline_s)
+        keys = self._source_keys(sequence.key)
+        self._sources[sequence.key] = _Source(sequence=sequence, open=set(keys))
+        for number, key in keys:
+            self._ranks[number].source_open(key, deadline_s=sequence.job.deadline_s)
 
     def offer(self, sequence: Sequence) -> None:
         """Give a prompt's finished blocks to its transfer; the last, partial one with its end."""
@@ -130,9 +142,9 @@ class SequenceTransfers:
         size = self._block_size
         count = -(-sequence.given_count // size) if last else sequence.computed // size
         if count > sequence.sent_block_count:
-            for rank in self._ranks:
-                rank.source_append(
-                    sequence.key,
+            for number, key in sorted(self._sources[sequence.key].open):
+                self._ranks[number].source_append(
+                    key,
                     first_index=sequence.sent_block_count,
                     block_ids=sequence.blocks[sequence.sent_block_count : count],
                     last=last,
@@ -143,8 +155,8 @@ class SequenceTransfers:
         """Nobody will fetch this job's blocks. Unknown keys are ignored."""
         if key in self._sources:
             self._batch.quarantine(key)
-            for rank in self._ranks:
-                rank.source_abort(key, reason)
+            for number, rank_key in sorted(self._sources[key].open):
+                self._ranks[number].source_abort(rank_key, reason)
 
     # --- a decode job's blocks ---------------------------------------------------------------
 
@@ -153,21 +165,12 @@ class SequenceTransfers:
         source = sequence.job.source
         assert source is not None, "checked when the job came"
         first_index = sequence.loads_from_index
-        self._targets[sequence.key] = Target(
-            sequence=sequence, open_ranks=set(range(len(self._ranks)))
-        )
-        identity = NodeIdentity(
-            name=NodeName(source.name), uuid=source.uuid, boot_epoch=source.boot_epoch
-        )
-        for number, rank in enumerate(self._ranks):
-            rank.target_open(
-                sequence.key,
-                source=Peer(
-                    identity=identity,
-                    rank=number,
-                    control_address=source.control_address,
-                    ucx_address=source.ucx_addresses[number],
-                ),
+        peers = self._source_ranks(sequence.key, source)
+        self._targets[sequence.key] = Target(sequence=sequence, open=set(peers))
+        for (number, key), peer in peers.items():
+            self._ranks[number].target_open(
+                key,
+                source=peer,
                 first_index=first_index,
                 block_ids=sequence.blocks[first_index:],
                 deadline_s=sequence.job.deadline_s,
@@ -176,9 +179,8 @@ class SequenceTransfers:
     def cancel_target(self, key: str) -> None:
         """A loading sequence has ended. Its blocks come back when every rank says so."""
         target = self._targets[key]
-        for number, rank in enumerate(self._ranks):
-            if number in target.open_ranks:
-                rank.target_cancel(key)
+        for number, rank_key in sorted(target.open):
+            self._ranks[number].target_cancel(rank_key)
         self._forget_if_quiet(key, target)
 
     def first_token(self, key: str, token_id: int) -> None:
@@ -194,7 +196,7 @@ class SequenceTransfers:
     def has_arrived(self, key: str) -> bool:
         """Whether a decode job's blocks are final, first token or not."""
         target = self._targets.get(key)
-        return target is not None and not target.open_ranks
+        return target is not None and not target.open
 
     def take_loaded(self) -> Iterator[Target]:
         """Decode jobs whose blocks are final and whose first token is here; the token is appended
@@ -249,6 +251,9 @@ class SequenceTransfers:
     def connect(self, links: Iterable[RankLink]) -> None:
         """See ``Engine.connect``."""
         for link in links:
+            peer = link.peer
+            known = self._links.setdefault((peer.identity.uuid, peer.identity.boot_epoch), {})
+            known[link.own_rank, peer.rank] = link
             rank = self._ranks[link.own_rank]
             if link.send is not None or link.receive is not None:
                 rank.set_shares(link.peer, send=link.send, receive=link.receive)
@@ -257,6 +262,8 @@ class SequenceTransfers:
     def disconnect(self, links: Iterable[RankLink]) -> None:
         """See ``Engine.disconnect``."""
         for link in links:
+            identity = link.peer.identity
+            self._links.pop((identity.uuid, identity.boot_epoch), None)
             self._ranks[link.own_rank].disconnect(link.peer)
 
     def connections(self) -> tuple[RankConnection, ...]:
@@ -270,18 +277,20 @@ class SequenceTransfers:
     # --- inside ------------------------------------------------------------------------------
 
     def _on_source_released(self, number: int, event: SourceReleased) -> None:
-        source = self._sources[event.key]
-        source.open_ranks.discard(number)
-        if not source.open_ranks:
-            del self._sources[event.key]
+        job_key = _job_key(event.key)
+        source = self._sources[job_key]
+        source.open.discard((number, event.key))
+        if not source.open:
+            del self._sources[job_key]
             source.sequence.source_open = False  # nothing reads its blocks, should it still run
-            self._batch.transfer_quiet(event.key)
+            self._batch.transfer_quiet(job_key)
 
     def _on_target_ended(
         self, number: int, event: TargetCompleted | TargetFailed | TargetCancelled
     ) -> None:
-        target = self._targets[event.key]
-        target.open_ranks.discard(number)
+        job_key = _job_key(event.key)
+        target = self._targets[job_key]
+        target.open.discard((number, event.key))
         match event:
             case TargetCompleted():
                 target.transferred_bytes += event.transferred_bytes
@@ -294,12 +303,46 @@ class SequenceTransfers:
                 target.first_bad_index = bad if known is None else min(bad, known)
             case TargetCancelled():
                 pass
-        self._forget_if_quiet(event.key, target)
+        self._forget_if_quiet(job_key, target)
 
     def _forget_if_quiet(self, key: str, target: Target) -> None:
-        if not target.open_ranks and target.sequence.phase is SequencePhase.ENDED:
+        if not target.open and target.sequence.phase is SequencePhase.ENDED:
             del self._targets[key]
             self._batch.transfer_quiet(key)
+
+    def _source_keys(self, key: str) -> list[_RankKey]:
+        """The transfers by which a job's blocks are offered."""
+        links = [link for peer in self._links.values() for link in peer.values()]
+        if not links:
+            return [(number, key) for number in range(len(self._ranks))]
+        keys = [
+            (link.own_rank, _key_to(link, key))
+            for link in links
+            if _is_whole(link) or link.send is not None
+        ]
+        return list(dict.fromkeys(keys))
+
+    def _source_ranks(self, key: str, source: SourceNode) -> dict[_RankKey, Peer]:
+        """The transfers by which a decode job's blocks come, and from whom."""
+        links = self._links.get((source.uuid, source.boot_epoch))
+        if links is not None:
+            return {
+                (link.own_rank, _key_from(link, key)): link.peer
+                for link in links.values()
+                if _is_whole(link) or link.receive is not None
+            }
+        identity = NodeIdentity(
+            name=NodeName(source.name), uuid=source.uuid, boot_epoch=source.boot_epoch
+        )
+        return {
+            (number, key): Peer(
+                identity=identity,
+                rank=number,
+                control_address=source.control_address,
+                ucx_address=source.ucx_addresses[number],
+            )
+            for number in range(len(self._ranks))
+        }
 
     def _note_damage(self, number: int, rank: TransferEngine) -> None:
         count = int(rank.stats().get(_DIGEST_COUNTER, 0))
@@ -336,3 +379,25 @@ class SequenceTransfers:
     def _call_from_thread(self, call: Callable[[], None]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
+
+
+def _is_whole(link: RankLink) -> bool:
+    return link.send is None and link.receive is None
+
+
+def _key_to(link: RankLink, key: str) -> str:
+    if _is_whole(link):
+        return key
+    return pair_key(key, source_rank=link.own_rank, target_rank=link.peer.rank)
+
+
+def _key_from(link: RankLink, key: str) -> str:
+    if _is_whole(link):
+        return key
+    return pair_key(key, source_rank=link.peer.rank, target_rank=link.own_rank)
+
+
+def _job_key(key: str) -> str:
+    """The job of a transfer. A job's own key ends with its generation, a number."""
+    head, _, tail = key.rpartition("/")
+    return head if ">" in tail else key

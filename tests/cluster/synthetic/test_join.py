@@ -1,6 +1,7 @@
 """What happens between nodes before the first request, and how a slow path shows."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,14 @@ import pytest
 
 from pdd.transfer.pairing import PeerNode, RankLink, pair_faults, rank_links
 from pdd.transfer.settings import TransferSettings
-from tests.cluster.synthetic.pair import Node, disaggregated, make_job, nodes, settings
+from tests.cluster.synthetic.pair import (
+    Node,
+    disaggregated,
+    local,
+    make_job,
+    nodes,
+    settings,
+)
 from tests.vllm.cluster import Cluster, logs, run_cli, start_cluster, stop_cluster
 
 WAIT_S = 20.0
@@ -80,6 +88,63 @@ async def test_a_peer_that_is_disconnected_is_connected_again_by_the_next_transf
         await disaggregated(prefill, decode, make_job(list(range(40)), key="r1/0", ignore_eos=True))
         assert decode.ready["r1/0"].transferred_bytes > 0
         assert decode.engine.counters()["connects"] == 2
+
+
+@pytest.mark.parametrize(
+    ("prefill_tp", "decode_tp"), [(4, 2), (4, 4), (2, 4), (1, 4), (4, 1), (8, 2)]
+)
+@pytest.mark.parametrize("shared_memory", [False, True])
+async def test_nodes_of_other_tensor_parallelism_answer_what_one_answers(
+    prefill_tp: int, decode_tp: int, shared_memory: bool
+) -> None:
+    transfer = TransferSettings(shared_memory=shared_memory)
+    source, target = [
+        replace(settings(tensor_parallel_size=tp, kv_head_count=4), transfer=transfer)
+        for tp in (prefill_tp, decode_tp)
+    ]
+    prompt = [7 * index % 2000 for index in range(70)]
+    async with nodes(source, target) as (prefill, decode):
+        await joined(prefill, decode)
+        before = [node.engine.counters()["connects"] for node in (prefill, decode)]
+        job = make_job(prompt, key="r1/0", ignore_eos=True)
+        answer = await disaggregated(prefill, decode, job)
+        facts = decode.ready["r1/0"]
+        assert facts.load_failed_reason == ""
+        assert facts.computed_prompt_tokens == 0
+        copies = max(1, decode_tp // 4)
+        assert facts.transferred_bytes == 5 * 16 * 64 * 4 * copies, "5 blocks of 4 heads"
+        assert [node.engine.counters()["connects"] for node in (prefill, decode)] == before
+        prefill.engine.drop_source("r1/0", "the decode node is ready")
+        for node in (prefill, decode):
+            await node.wait_quiet()
+    async with nodes(settings(kv_head_count=4)) as (alone,):
+        assert answer == await local(alone, job)
+
+
+async def test_a_node_serves_peers_of_its_own_and_of_another_cut() -> None:
+    four, two = (settings(tensor_parallel_size=tp, kv_head_count=4) for tp in (4, 2))
+    async with nodes(four, two, four) as (prefill, halved, like):
+        await joined(prefill, halved)
+        prefill.engine.connect(links_between(prefill, like))
+        like.engine.connect(links_between(like, prefill))
+        answers = []
+        for number, decode in enumerate((halved, like)):
+            key = f"r{number}/0"
+            job = make_job(list(range(40)), key=key, ignore_eos=True)
+            answers.append(await disaggregated(prefill, decode, job))
+            assert decode.ready[key].transferred_bytes > 0
+            assert decode.ready[key].computed_prompt_tokens == 0
+            prefill.engine.drop_source(key, "the decode node is ready")
+            await prefill.wait_quiet()
+        assert answers[0] == answers[1]
+
+
+async def test_another_number_of_heads_is_refused_with_both_values() -> None:
+    async with nodes(settings(tensor_parallel_size=2), settings()) as (one, other):
+        assert one.info is not None
+        assert other.info is not None
+        faults = pair_faults(one.info.fingerprint, other.info.fingerprint, peer="n1")
+    assert faults == ["kv_heads is 2 here and 1 at n1"]
 
 
 # --- whole clusters ------------------------------------------------------------------------------
@@ -195,22 +260,29 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
     ]
 
 
+@contextlib.contextmanager
+def one_more_decode_node(
+    cluster: Cluster, folder: Path, *sets: str
+) -> Iterator[subprocess.Popen[str]]:
+    """decode-9, configured as decode-0 is but for ``sets``; its log comes on its stderr."""
+    text = (cluster.state_dir / "decode-0.toml").read_text()
+    config = folder / "decode-9.toml"
+    config.write_text(text.replace("decode-0", "decode-9"))
+    command = [sys.executable, "-m", "pdd.cli.main", "serve", "--config", str(config)]
+    for one in (f"node.state_dir={folder / 'decode-9'}", "log.format=json", *sets):
+        command += ["--set", one]
+    node = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield node
+    finally:
+        node.terminate()
+        node.communicate(timeout=WAIT_S)
+
+
 def test_a_node_that_does_not_fit_is_refused_with_both_values(
     floored: Cluster, tmp_path: Path
 ) -> None:
-    text = (floored.state_dir / "decode-0.toml").read_text()
-    config = tmp_path / "decode-9.toml"
-    config.write_text(text.replace("decode-0", "decode-9"))
-    misfit = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "pdd.cli.main", "serve", "--config", str(config)),
-            *("--set", f"node.state_dir={tmp_path / 'decode-9'}"),
-            *("--set", "synthetic.model_seed=77", "--set", "log.format=json"),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with one_more_decode_node(floored, tmp_path, "synthetic.model_seed=77") as misfit:
         assert misfit.stderr is not None
         for line in misfit.stderr:
             event = json.loads(line) if line.startswith("{") else {}
@@ -220,9 +292,50 @@ def test_a_node_that_does_not_fit_is_refused_with_both_values(
             pytest.fail(f"it was not refused; it ended with {misfit.wait()}")
         assert "model_seed is 77 at node decode-9 and 0 at node" in event["reason"]
         assert "decode-9" not in {row["name"] for row in floored.node_list()}
+
+
+def test_a_node_of_another_tensor_parallelism_joins_and_serves(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    cluster = start_cluster(
+        tmp_path_factory.mktemp("cut") / "state",
+        *("--engine", "synthetic", "--set", "synthetic.kv_heads=4"),
+        *("--set", "engine.tensor_parallel_size=4"),
+    )
+    try:
+        body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        prompts = [[300 + number + 7 * index for index in range(64)] for number in range(16)]
+        expected = [cluster.complete(prompt, **body) for prompt in prompts]
+        assert {one["usage"]["pdd"]["decode_node"] for one in expected} == {"decode-0"}
+        with one_more_decode_node(
+            cluster,
+            tmp_path,
+            "engine.tensor_parallel_size=2",
+            f"engine.kv_cache_bytes={256 << 20}",  # the larger pool: it is preferred
+        ):
+            wait_for(
+                cluster,
+                "the prefill node is connected to both",
+                lambda rows: (
+                    "decode-9" in rows
+                    and {link["peer"] for link in rows["prefill-0"]["links"] if link["transport"]}
+                    == {"decode-0", "decode-9"}
+                ),
+            )
+            before = connects(cluster)
+            answers = [cluster.complete(prompt, **body) for prompt in prompts]
+            usages = [one["usage"]["pdd"] for one in answers]
+            assert "decode-9" in {usage["decode_node"] for usage in usages}
+            for answer, usage, other in zip(answers, usages, expected, strict=True):
+                assert answer["choices"] == other["choices"]
+                assert usage["path"] == "disaggregated"
+                assert usage["decode_computed_prompt_tokens"] == 0
+                if usage["decode_node"] == "decode-9":
+                    assert usage["transferred_bytes"] == 4 * 16 * 256 * 4, "4 blocks of 4 heads"
+            assert connects(cluster) == before
+        cluster.wait_until_idle(within_s=WAIT_S)
     finally:
-        misfit.terminate()
-        misfit.communicate(timeout=WAIT_S)
+        stop_cluster(cluster)
 
 
 def test_tcp_where_rdma_is_expected_is_degraded_and_named(

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from pdd.engine.synthetic.kv_rows import KvRows
+from pdd.engine.synthetic.kv_rows import KvRows, planes_of
+from pdd.transfer.reshard import ShardLayout
 
 BLOCK_SIZE, ROW_BYTES, BLOCK_COUNT = 4, 32, 12
 TABLE = [7, 2, 9, 4, 11]
@@ -95,3 +96,45 @@ def test_tokens_their_order_and_the_model_decide():
 def test_a_row_must_be_a_multiple_of_sixteen_bytes():
     with pytest.raises(ValueError, match="a row of 24 bytes is no multiple of 16"):
         KvRows(pools=[np.zeros((3, 4 * 24), np.uint8)], block_size=4, model_seed=0)
+
+
+def cut_rows(*, tp_size: int, head_count: int = 4) -> tuple[KvRows, list[np.ndarray]]:
+    """Rows of a node whose ranks share heads."""
+    layout = ShardLayout(
+        kv_head_count=head_count,
+        tp_size=tp_size,
+        stages=((0, 1),),
+        order="LHN",
+        block_tokens=BLOCK_SIZE,
+        token_bytes=ROW_BYTES,
+    )
+    pools = [np.zeros((BLOCK_COUNT, layout.block_bytes(rank)), np.uint8) for rank in range(tp_size)]
+    planes = planes_of(pools, layout)
+    rows = KvRows(
+        pools=[of_head[0] for of_head in planes],
+        copies=[of_head[1:] for of_head in planes],
+        block_size=BLOCK_SIZE,
+        model_seed=0,
+    )
+    rows.write(TABLE, 0, TOKENS)
+    return rows, pools
+
+
+def test_how_many_ranks_share_the_heads_does_not_show():
+    digests = {cut_rows(tp_size=tp_size)[0].digest(TABLE, len(TOKENS)) for tp_size in (1, 2, 4, 8)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("tp_size", [2, 8])
+def test_every_rank_counts_copies_included(tp_size: int):
+    rows, pools = cut_rows(tp_size=tp_size)
+    before = rows.digest(TABLE, len(TOKENS))
+    plane_bytes = BLOCK_SIZE * ROW_BYTES
+    for pool in pools:
+        for plane in range(pool.shape[1] // plane_bytes):
+            for block, byte in ((TABLE[0], 0), (TABLE[-1], 2 * ROW_BYTES - 1)):
+                pool[block, plane * plane_bytes + byte] ^= 1
+                assert rows.digest(TABLE, len(TOKENS)) != before
+                pool[block, plane * plane_bytes + byte] ^= 1
+            pool[TABLE[-1], plane * plane_bytes + 2 * ROW_BYTES] ^= 1  # behind the sequence
+    assert rows.digest(TABLE, len(TOKENS)) == before
