@@ -116,11 +116,20 @@ class HttpSection(Section):
     """Longest request body; longer ones get HTTP 413."""
 
     read_timeout_s: Seconds = 30.0
-    """How long a client may take to send its request."""
+    """How long a client may take to send the headers of a request, and how long its body; then it
+    gets HTTP 408."""
+
+    idle_timeout_s: Seconds = 75.0
+    """How long a connection may stay open without a request."""
+
+    cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
+    """Origins whose web pages may call this server (https://chat.example.org), or "*". Empty: no
+    page may."""
 
     stream_buffer_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
-    """Unsent output that a slow reader may pile up. At the bound nothing more is written to it, and
-    after 60 s without progress it is disconnected and its request cancelled."""
+    """Unsent output that a slow reader may pile up in its connection; as much again is held back
+    behind it. A client that falls further behind, or takes nothing at all for 60 s, is disconnected
+    and its request cancelled."""
 
 
 class GrpcSection(Section):

@@ -1,6 +1,7 @@
 """``pdd serve --role scheduler``: the front door, the nodes' streams and the scheduler core."""
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 
@@ -112,6 +113,9 @@ class _SchedulerDaemon:
             asyncio.create_task(self._driver.wait_crashed()),
             asyncio.create_task(_watchdog()),
         ]
+        # What was loaded stays: the collector need not walk it again while tokens wait.
+        gc.collect()
+        gc.freeze()
         log.info("scheduler_ready", http=http_address, grpc=grpc_address, model=self._model.name)
         notify.notify_ready(grpc=grpc_address, http=http_address)
         try:
@@ -177,7 +181,10 @@ class _SchedulerDaemon:
 def _gateway_settings(config: Config) -> GatewaySettings:
     return GatewaySettings(
         max_body_bytes=config.http.body_limit_bytes,
+        head_timeout_s=config.http.read_timeout_s,
         body_timeout_s=config.http.read_timeout_s,
+        keepalive_timeout_s=config.http.idle_timeout_s,
+        cors_origins=config.http.cors_origins,
         request_deadline_s=config.scheduler.request_deadline_s,
         write_buffer_bytes=config.http.stream_buffer_bytes,
         shutdown_grace_s=config.node.drain_timeout_s,

@@ -384,7 +384,10 @@ class SchedulerDriver:
                 and frame.first_token_index + 1 < request.grows_at_tokens
                 and request.runs_on() == node
             ):  # nearly always: nothing is left to check, and to the core it means nothing
-                self._show(frame, generation, node, stream)
+                try:
+                    stream.show(frame)
+                except ValueError as error:
+                    self._refuse(frame, generation, node, error)
             else:
                 self._on_frame(frame, generation, node)
 
@@ -414,8 +417,13 @@ class SchedulerDriver:
         if (why := fault(frame, request, node)) is not None:
             self._fail_attempt(frame.request_id, generation, node, why)
             return
-        if not self._show(frame, generation, node, stream) or request.phase is Phase.FINISHED:
-            return  # it failed, or its client had no room for it and has cancelled
+        try:
+            stream.show(frame)
+        except ValueError as error:
+            self._refuse(frame, generation, node, error)
+            return
+        if request.phase is Phase.FINISHED:
+            return  # its client had no room for it and has cancelled
         if hands_over(request, node):
             assert frame.finish is not None, "checked by fault()"
             self._step(
@@ -450,13 +458,8 @@ class SchedulerDriver:
                 )
             )
 
-    def _show(self, frame: Frame, generation: int, node: NodeName, stream: RequestStream) -> bool:
-        try:
-            stream.show(frame)
-        except ValueError as error:
-            self._fail_attempt(frame.request_id, generation, node, f"frames do not join: {error}")
-            return False
-        return True
+    def _refuse(self, frame: Frame, generation: int, node: NodeName, error: ValueError) -> None:
+        self._fail_attempt(frame.request_id, generation, node, f"frames do not join: {error}")
 
     def _fail_attempt(
         self, request_id: RequestId, generation: int, node: NodeName, why: str

@@ -69,6 +69,21 @@ class _State(StrEnum):
 class Answer:
     """One request on its way. Implements ``Sink``, ``Exchange`` and ``Stoppable``."""
 
+    __slots__ = (
+        "_clock",
+        "_ended",
+        "_endpoint",
+        "_header_timer",
+        "_meter",
+        "_opening_shown",
+        "_reply",
+        "_serving",
+        "_state",
+        "_stream",
+        "_task",
+        "_turn",
+    )
+
     def __init__(self, *, serving: Serving, turn: Turn, endpoint: Endpoint) -> None:
         self._serving = serving
         self._turn = turn
@@ -133,13 +148,13 @@ class Answer:
             assert reply is not None, "prepared"
             if stream is None:
                 reply.collect(frame)
-                self._meter.tokens(len(frame.token_ids), now_s=self._clock())
+                self._meter.tokens(len(frame.token_ids), self._clock())
                 return
             if not stream.opened:
                 self._first_tokens(stream, reply, frame)
                 return
             events = reply.event(frame)
-            self._meter.tokens(len(frame.token_ids), now_s=self._clock())
+            self._meter.tokens(len(frame.token_ids), self._clock())
             if events:
                 stream.send(events)
         except Exception as error:
@@ -194,7 +209,7 @@ class Answer:
     def _first_tokens(self, stream: EventStream, reply: Reply, frame: Frame) -> None:
         """Headers and the first event leave in one write."""
         events = self._take_opening(reply) + reply.event(frame)
-        self._meter.tokens(len(frame.token_ids), now_s=self._clock())
+        self._meter.tokens(len(frame.token_ids), self._clock())
         if events:
             self._open(stream)
             stream.send(events)

@@ -9,6 +9,8 @@ from pdd.gateway.reply import Reply, finish_reason_of
 class ChatReply(Reply):
     """``chat.completion`` objects. A stream opens with the role and ends with an empty delta."""
 
+    __slots__ = ()
+
     @property
     def answer_id(self) -> str:
         return f"chatcmpl-{self.job.request.request_id}"

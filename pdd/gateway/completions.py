@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from pdd.core.frames import Finish, TokenLogprobs
 from pdd.gateway import sse
+from pdd.gateway.job import Job
 from pdd.gateway.logprobs import completion_logprobs
 from pdd.gateway.reply import Reply, finish_reason_of
 
@@ -11,7 +12,11 @@ from pdd.gateway.reply import Reply, finish_reason_of
 class CompletionReply(Reply):
     """``text_completion`` objects. With ``echo`` the prompt's text comes first."""
 
-    _next_text_offset = 0
+    __slots__ = ("_next_text_offset",)
+
+    def __init__(self, job: Job, *, model_name: str, created_s: int) -> None:
+        super().__init__(job, model_name=model_name, created_s=created_s)
+        self._next_text_offset = 0
 
     @property
     def answer_id(self) -> str:

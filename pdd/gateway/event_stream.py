@@ -79,7 +79,10 @@ class EventStream:
         if self._head:
             data = self._head + data
             self._head = b""
-        self._put(data)
+        if self._held or self._wire.write_paused:
+            self._put(data)
+        else:
+            self._wire.write(data)
 
     def finish(self, events: bytes) -> None:
         """Send the last events."""
@@ -108,7 +111,7 @@ class EventStream:
             self._held_bytes -= len(data)
             self._wire.write(data)
         if self._held:
-            self._watch()
+            self._watch(self._wire.unsent_bytes)
         elif self._finished:
             self._over()
 
@@ -121,20 +124,21 @@ class EventStream:
         if self._held_bytes > self._settings.write_buffer_bytes:
             self._stalled()
         elif self._stall_timer is None:
-            self._watch()
+            self._watch(self._wire.unsent_bytes)
 
     def _over(self) -> None:
         self.close()
         self._done()
 
-    def _watch(self) -> None:
+    def _watch(self, unsent_bytes: int) -> None:
         self._stall_timer = asyncio.get_running_loop().call_later(
-            self._settings.write_stall_s, self._check_progress, self._wire.unsent_bytes
+            self._settings.write_stall_s, self._check_progress, unsent_bytes
         )
 
-    def _check_progress(self, unsent_bytes: int) -> None:
-        if self._wire.unsent_bytes < unsent_bytes:
-            self._watch()
+    def _check_progress(self, former_unsent_bytes: int) -> None:
+        unsent_bytes = self._wire.unsent_bytes
+        if unsent_bytes < former_unsent_bytes:
+            self._watch(unsent_bytes)
         else:
             self._stall_timer = None
             self._stalled()

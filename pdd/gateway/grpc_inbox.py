@@ -57,7 +57,7 @@ class GrpcInbox:
         self._changed.set()
 
     def tokens(self, frame: Frame) -> None:
-        self._meter.tokens(len(frame.token_ids), now_s=self._clock())
+        self._meter.tokens(len(frame.token_ids), self._clock())
         if len(self._frames) < WAITING_FRAME_COUNT_MAX:
             self._frames.append(frame)
         elif self._error is None:

@@ -9,6 +9,7 @@ that was closed, and its request must not hold blocks until somebody tries to wr
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import structlog
@@ -57,6 +58,25 @@ class FrontDoor(Protocol):
 class HttpConnection(asyncio.Protocol):
     """See ``turn.Wire`` for what those who answer may call."""
 
+    # Slots: with hundreds of streams, what a token costs is mostly how much memory it touches.
+    __slots__ = (
+        "_busy",
+        "_closing",
+        "_exchange",
+        "_fault",
+        "_front",
+        "_reader",
+        "_settings",
+        "_timed_phase",
+        "_timer",
+        "_transport",
+        "_turn_count",
+        "_waiting",
+        "_waiting_bytes",
+        "write",
+        "write_paused",
+    )
+
     def __init__(self, front: FrontDoor) -> None:
         self._front = front
         settings = front.settings
@@ -74,12 +94,14 @@ class HttpConnection(asyncio.Protocol):
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: Phase | None = None
+        self.write: Callable[[bytes], None] = _nowhere
         self.write_paused = False
 
     # --- from the transport ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=self._settings.write_buffer_bytes)
         self._front.opened(self)
         self._watch()
@@ -99,6 +121,7 @@ class HttpConnection(asyncio.Protocol):
         self._stop_timer()
         self._forget_requests()
         self._transport = None
+        self.write = _nowhere
         self._front.closed(self)
 
     def pause_writing(self) -> None:
@@ -147,10 +170,6 @@ class HttpConnection(asyncio.Protocol):
     @property
     def unsent_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
 
     def extra_info(self, name: str) -> object:
         """What the transport knows: ``peername``, ``ssl_object``..."""
@@ -276,3 +295,7 @@ class HttpConnection(asyncio.Protocol):
                 message=f"the {what} did not arrive within {timeout_s:g} s",
             )
         )
+
+
+def _nowhere(_data: bytes) -> None:
+    """Writes to a client that is gone."""

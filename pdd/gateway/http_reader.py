@@ -60,6 +60,8 @@ class HttpReader:
         self._head_size_bytes = 0
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._body_skipped = False
+        self._resuming = False
         self.phase = Phase.NOTHING
 
     @property
@@ -85,6 +87,8 @@ class HttpReader:
             self._parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
             self._parser = HttpRequestParser(self)
+            if self._body_skipped:
+                self._resume_body()
             return data[upgrade.args[0] :]
         except HttpParserError as error:
             self._fail(400, "malformed_request", f"this is not HTTP/1.1: {error}")
@@ -96,6 +100,8 @@ class HttpReader:
     # --- called by the parser ----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._resuming:
+            return
         self._url = b""
         self._headers = []
         self._head_size_bytes = 0
@@ -103,6 +109,8 @@ class HttpReader:
             self.phase = Phase.HEAD
 
     def on_url(self, url: bytes) -> None:
+        if self._resuming:
+            return
         self._url += url
         self._head_size_bytes += len(url)
         self._check_head_size()
@@ -116,7 +124,8 @@ class HttpReader:
         self._check_head_size()
 
     def on_headers_complete(self) -> None:
-        if self.phase is Phase.END:
+        if self._resuming or self.phase is Phase.END:
+            self._resuming = False
             return
         method = self._parser.get_method().decode("latin-1")
         target = self._url.decode("latin-1")
@@ -136,6 +145,7 @@ class HttpReader:
         if fault is not None:
             self.give_up(fault)
             return
+        self._body_skipped = self._parser.should_upgrade() and _body_header(self._request) != b""
         self.phase = Phase.BODY
         self._owner.head_arrived(self._request)
 
@@ -150,7 +160,7 @@ class HttpReader:
         body += part
 
     def on_message_complete(self) -> None:
-        if self.phase is Phase.END:
+        if self._body_skipped or self.phase is Phase.END:
             return
         request, self._request = self._request, None
         assert request is not None, "a message has a head"
@@ -158,6 +168,16 @@ class HttpReader:
         self._owner.request_arrived(request)
 
     # --- helpers -----------------------------------------------------------------------------
+
+    def _resume_body(self) -> None:
+        """Read the body of a request to upgrade, which the parser leaves to the new protocol.
+
+        A parser knows how a body ends by the head before it; it is given one that says just that.
+        """
+        assert self._request is not None, "its head was read"
+        self._body_skipped = False
+        self._resuming = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + _body_header(self._request) + b"\r\n\r\n")
 
     def _check_head_size(self) -> None:
         if self._head_size_bytes > self._max_head_bytes or len(self._headers) > MAX_HEADER_COUNT:
@@ -170,3 +190,11 @@ class HttpReader:
 
     def _fail(self, status: int, code: str, message: str) -> None:
         self.give_up(HttpFault(status=status, code=code, message=message))
+
+
+def _body_header(request: HttpRequest) -> bytes:
+    """The header that says where the body ends; b"" if there is none."""
+    for name, value in request.headers:
+        if name in (b"transfer-encoding", b"content-length") and value.strip(b"0 ") != b"":
+            return name + b": " + value
+    return b""

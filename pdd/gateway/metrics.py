@@ -116,7 +116,7 @@ class RequestMeter:
     def age_s(self, now_s: float) -> float:
         return now_s - self._started_s
 
-    def tokens(self, count: int, *, now_s: float) -> None:
+    def tokens(self, count: int, now_s: float) -> None:
         """``count`` tokens were handed to the client's connection just now."""
         if count == 0:
             return
@@ -124,9 +124,9 @@ class RequestMeter:
             self._first_token_s = now_s
             label = "none" if self.path is None else self.path.value
             self._metrics.ttft.labels(label).observe(now_s - self._started_s)
-            self._per_token.sent(count, gap_count=count - 1, gap_s=0.0)
+            self._per_token.sent(count, count - 1, 0.0)
         else:
-            self._per_token.sent(count, gap_count=count, gap_s=now_s - self._last_token_s)
+            self._per_token.sent(count, count, now_s - self._last_token_s)
         self._last_token_s = now_s
         self.token_count += count
 

@@ -72,6 +72,20 @@ def finish_reason_of(finish: Finish) -> str:
 class Reply(ABC):
     """The shape of one answer. Subclasses say where text, logprobs and ids stand in it."""
 
+    __slots__ = (
+        "_after",
+        "_before",
+        "_created_s",
+        "_is_plain",
+        "_logprobs",
+        "_model_name",
+        "_prompt_ids_shown",
+        "_texts",
+        "_token_ids",
+        "job",
+        "progress",
+    )
+
     def __init__(self, job: Job, *, model_name: str, created_s: int) -> None:
         self.job = job
         self.progress = Progress()

@@ -25,13 +25,14 @@ class TokenMetrics(Collector):
         self._gap_sum_s = 0.0
         registry.register(self)
 
-    def sent(self, token_count: int, *, gap_count: int, gap_s: float) -> None:
+    def sent(self, token_count: int, gap_count: int, gap_s: float) -> None:
         """Tokens that came together: ``gap_s`` after the one before, the others at once."""
         self._token_count += token_count
         if gap_count:
             self._gap_counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
-            self._gap_counts[0] += gap_count - 1
             self._gap_sum_s += gap_s
+            if gap_count > 1:
+                self._gap_counts[0] += gap_count - 1
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client at each scrape."""

@@ -1,5 +1,6 @@
 """One request's turn on its connection: whoever answers it does so through this, once."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from pdd.core.identity import RequestId
@@ -33,6 +34,11 @@ class Wire(Protocol):
     """The connection, as who answers sees it."""
 
     @property
+    def write(self) -> Callable[[bytes], None]:
+        """Hand bytes to the transport, which sends them at once if it can."""
+        ...
+
+    @property
     def write_paused(self) -> bool:
         """Between ``Exchange.paused`` and ``Exchange.resumed``."""
         ...
@@ -40,10 +46,6 @@ class Wire(Protocol):
     @property
     def unsent_bytes(self) -> int:
         """What waits in the transport."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Queue bytes; what is there is sent when the loop comes round."""
         ...
 
     def turn_over(self, *, keep_alive: bool) -> None:

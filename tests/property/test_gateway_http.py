@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 from typing import Any
 
@@ -74,7 +75,7 @@ bodies = st.binary(max_size=80) | st.dictionaries(
 async def exchange(served: Front, raw: bytes) -> bytes:
     """Send, and read until the server ends the connection because nothing more comes.
 
-    Not half-closed: whoever closes its side has left, as far as aiohttp is concerned.
+    Not half-closed: whoever closes its side has left.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     try:
@@ -131,3 +132,73 @@ def test_a_fuzzed_request_never_gets_a_5xx_and_the_server_lives_on() -> None:
         finally:
             runner.run(context.__aexit__(None, None, None))
     assert {200, 400, 404} <= set(seen), seen  # the fuzz reached the routes too
+
+
+GOOD = [
+    b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"prompt":"hi"}',
+    b"POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b'1f;x=y\r\n{"stream":true,"max_tokens":3,\r\n'
+    b'2e\r\n"messages":[{"role":"user","content":"hello"}]\r\n1\r\n}\r\n0\r\nT: z\r\n\r\n',
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 15\r\n"
+    b'Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n{"prompt":"hi"}',
+    b"GET /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://a\r\nX-Request-Id: mine\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"HEAD /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+]
+SEEDS = range(40)
+
+
+def mutated(rng: random.Random) -> list[bytes]:
+    """Some good requests in a row, damaged in a few places, in pieces as a network may cut them."""
+    raw = bytearray(b"".join(rng.choices(GOOD, k=rng.randint(1, 4))))
+    for _ in range(rng.randint(0, 4)):
+        place = rng.randrange(len(raw))
+        match rng.randrange(4):
+            case 0:
+                raw[place] = rng.randrange(256)
+            case 1:
+                del raw[place : place + rng.randint(1, 30)]
+            case 2:
+                raw[place:place] = rng.choice([b"\r\n", b"\0", b" ", b":", b"0\r\n\r\n", b"\xff"])
+            case _:
+                raw[place:place] = raw[place : place + rng.randint(1, 200)]
+        if not raw:
+            return []
+    cuts = sorted(rng.randrange(len(raw) + 1) for _ in range(rng.randint(0, 3)))
+    return [bytes(raw[a:b]) for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+
+
+async def talk(served: Front, pieces: list[bytes]) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_damaged_requests_never_get_a_5xx_and_harm_nobody_else() -> None:
+    impatient = GatewaySettings(
+        head_timeout_s=0.02, body_timeout_s=0.02, keepalive_timeout_s=0.02, linger_s=0.02
+    )
+    seen: set[int] = set()
+    async with front(script("a"), settings=impatient) as served:
+        for seed in SEEDS:
+            rng = random.Random(seed)
+            batch = [mutated(rng) for _ in range(10)]
+            async with asyncio.TaskGroup() as tasks:
+                talks = [tasks.create_task(talk(served, pieces)) for pieces in batch]
+            for pieces, one in zip(batch, talks, strict=True):
+                answered = statuses(one.result())
+                seen.update(answered)
+                assert all(status < 500 for status in answered), f"seed {seed}: {pieces}"
+        raw = GOOD[0].replace(b"Host: x", b"Host: x\r\nConnection: close")
+        assert statuses(await talk(served, [raw])) == [200]
+        assert served.inference.open_count == 0
+        assert served.sample("pdd_requests_running") == 0
+    assert {200, 204, 400, 408} <= seen, seen

@@ -90,6 +90,35 @@ async def test_a_request_is_a_plan_then_tokens_then_an_end() -> None:
         assert sampling.skip_special_tokens
 
 
+async def test_tokens_of_one_flush_interval_share_a_message() -> None:
+    first, *rest = frames(*"abcdefgh")
+    gate = asyncio.Event()
+    end = ended(completion_tokens=8)
+    steps = [Planned(plan=PLAN), first, gate, *rest, asyncio.Event(), end]
+    async with service(steps, settings=GatewaySettings(grpc_flush_s=0.01)) as (stub, player, _):
+        call = stub.Generate(pb.GenerateRequest(text="x"))
+        assert (await call.read()).WhichOneof("event") == "plan"
+        assert (await call.read()).tokens.text == "a", "the first one waits for nobody"
+        gate.set()
+        tokens = (await call.read()).tokens  # the end is not there yet, and not waited for
+        assert tokens.text == "bcdefgh"
+        assert (tokens.first_token_index, tokens.text_offset) == (1, 1)
+        assert len(tokens.token_ids) == 7
+        player.steps[-2].set()
+        assert (await call.read()).end.usage.completion_tokens == 8
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_the_end_does_not_wait_for_the_interval() -> None:
+    async with service(script("a", "b"), settings=GatewaySettings(grpc_flush_s=60)) as (stub, _, _):
+        async with asyncio.timeout(10):
+            kinds = [
+                r.WhichOneof("event") async for r in stub.Generate(pb.GenerateRequest(text="x"))
+            ]
+        assert kinds[0] == "plan"
+        assert kinds[-1] == "end"
+
+
 async def test_all_three_kinds_of_prompt_are_tokenised_as_over_http() -> None:
     async with service(script("a")) as (stub, player, _):
         chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])

@@ -117,7 +117,7 @@ async def test_a_client_that_stops_reading_is_dropped_and_nobody_else_notices() 
     async with front(inference=flood, settings=settings) as served:
         writer = await send_raw(served, "/v1/completions", {"prompt": "hi", "stream": True})
         await soon(flood.closed)
-        # The kernel's two socket buffers took some megabytes at most, then the flood stood still.
+        # The kernel's two socket buffers took some megabytes at most, then ours were full.
         assert flood.sent < 20_000
         assert not await _ends_well(writer.reader)  # type: ignore[attr-defined]
         writer.close()
@@ -126,6 +126,57 @@ async def test_a_client_that_stops_reading_is_dropped_and_nobody_else_notices() 
         await served.stop()  # waits for the handler
         labels = {"surface": "http", "path": "disaggregated", "outcome": "stalled"}
         assert served.sample("pdd_requests_total", **labels) == 1
+
+
+@pytest.mark.parametrize("leaves", ["half-closed", "reset"])
+async def test_a_client_that_half_closes_has_left_and_so_has_one_that_resets(leaves: str) -> None:
+    steps = [Planned(plan=PLAN), *frames("a"), asyncio.Event()]
+    async with front(steps) as served:
+        writer = await send_raw(served, "/v1/completions", {"prompt": "hi", "stream": True})
+        await soon(served.inference.waiting)
+        if leaves == "reset":
+            writer.transport.abort()
+        else:
+            writer.write_eof()
+        await soon(served.inference.closed)
+        assert served.inference.open_count == 0
+        writer.close()
+
+
+async def test_requests_behind_a_client_that_leaves_are_never_begun() -> None:
+    async with front([asyncio.Event()]) as served:
+        writer = await send_raw(served, "/v1/completions", {"prompt": "hi"})
+        raw = b'{"prompt":"next"}'
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw)
+            + raw
+        )
+        await soon(served.inference.waiting)
+        writer.close()
+        await soon(served.inference.closed)
+        await served.stop()
+        assert len(served.inference.requests) == 1
+
+
+async def test_a_slow_reader_gets_everything_once_it_reads_and_others_meanwhile() -> None:
+    """More than the transport's buffer waits for it, and it loses nothing."""
+    text = "x" * 200_000
+    steps = script(*[text] * 40)  # with the kernel's buffers full, some of it is held back
+    settings = GatewaySettings(write_buffer_bytes=4_000_000)
+    async with front(steps, settings=settings) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1 << 16)
+        body = json.dumps({"prompt": "hi", "stream": True}).encode()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await soon(served.inference.closed)  # the engine is through, the client has read nothing
+        assert (await post(served, "/v1/models", None))[0] == 405
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.count(text.encode()) == 40
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
 
 
 async def test_stopping_ends_open_streams_with_an_error_event() -> None:
