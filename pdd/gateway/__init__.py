@@ -11,6 +11,7 @@ What happens to a request, and where:
                         HTTP and gRPC both come through here: one place says what is allowed.
 5. ``answer``           is the sink that the scheduler calls for every token, and ends every answer
                         exactly once. ``event_stream`` is its way out, bounded for slow readers.
+                        ``idempotency`` shares one run among requests with the same key.
 6. ``completions``, ``chat``   shape the answer; pure, so that their bytes can be tested alone.
 7. ``errors``           the edge table: every error of ``pdd.core.errors`` as HTTP and as gRPC.
 

@@ -29,6 +29,7 @@ from pdd.gateway import sse
 from pdd.gateway.body import read_json_object
 from pdd.gateway.errors import edge_of, error_body
 from pdd.gateway.event_stream import EventStream
+from pdd.gateway.idempotency import KeyedRun, KeyedRuns, idempotency_key
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
@@ -56,6 +57,7 @@ class Serving:
     metrics: GatewayMetrics
     settings: GatewaySettings
     open_requests: OpenRequests
+    keyed_runs: KeyedRuns
     clock: Clock
 
 
@@ -74,6 +76,7 @@ class Answer:
         "_ended",
         "_endpoint",
         "_header_timer",
+        "_keyed",
         "_meter",
         "_opening_shown",
         "_reply",
@@ -93,6 +96,7 @@ class Answer:
         self._state = _State.PREPARING
         self._task: asyncio.Task[None] | None = None
         self._header_timer: asyncio.TimerHandle | None = None
+        self._keyed: KeyedRun | None = None
         self._reply: Reply | None = None
         self._stream: EventStream | None = None
         self._opening_shown = False
@@ -109,10 +113,15 @@ class Answer:
 
     async def _prepare(self) -> None:
         try:
-            body = await read_json_object(
-                self._turn.request, max_body_bytes=self._serving.settings.max_body_bytes
-            )
-            job = await self._endpoint.prepare(body, self._turn.request_id)
+            key = idempotency_key(self._turn.request)
+            if key is None:
+                job = await self._checked_job()
+            else:
+                self._keyed = self._serving.keyed_runs.join(
+                    key, self._turn.request, prepare=self._checked_job
+                )
+                job = await self._keyed.job()
+                self._turn.is_about(job.request.request_id)
             self._reply = self._endpoint.make_reply(job)
         except Exception as error:  # cancellation passes: who cancels has dealt with the rest
             self._task = None
@@ -128,9 +137,18 @@ class Answer:
             )
         self._state = _State.RUNNING
         try:
-            self._serving.inference.start(job.request, self)
+            if self._keyed is None:
+                self._serving.inference.start(job.request, self)
+            else:
+                self._keyed.listen(self)
         except Exception as error:  # a bug in the scheduler, which ends the process soon
             self._broke(error)
+
+    async def _checked_job(self) -> Job:
+        body = await read_json_object(
+            self._turn.request, max_body_bytes=self._serving.settings.max_body_bytes
+        )
+        return await self._endpoint.prepare(body, self._turn.request_id)
 
     # --- Sink --------------------------------------------------------------------------------
 
@@ -275,7 +293,9 @@ class Answer:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if self._state is _State.RUNNING:
+        if self._keyed is not None:
+            self._keyed.leave(self)
+        elif self._state is _State.RUNNING:
             self._serving.inference.cancel(self._turn.request_id)
 
     def _over(self) -> None:

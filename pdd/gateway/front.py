@@ -104,6 +104,7 @@ class Front:
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._serving.open_requests.stop(grace_s=self.settings.shutdown_grace_s)
+        self._serving.keyed_runs.close()
         await self.framework.stop()
 
     def _preflight(self, turn: Turn) -> None:

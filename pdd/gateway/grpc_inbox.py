@@ -12,6 +12,7 @@ from pdd.core.errors import PddError
 from pdd.core.frames import Frame
 from pdd.core.ports import Clock
 from pdd.core.requests import Ended, Plan
+from pdd.gateway.joining import joined
 from pdd.gateway.metrics import RequestMeter
 
 WAITING_FRAME_COUNT_MAX = 16_384
@@ -100,20 +101,3 @@ class GrpcInbox:
         if self._error is not None:
             self._changed.set()  # to be raised next time
         return news
-
-
-def joined(frames: list[Frame]) -> Frame | None:
-    """Frames that follow each other as one; None if there are none."""
-    if not frames:
-        return None
-    first = frames[0]
-    if len(frames) == 1:
-        return first
-    return Frame(
-        request_id=first.request_id,
-        first_token_index=first.first_token_index,
-        token_ids=tuple(token_id for frame in frames for token_id in frame.token_ids),
-        text_offset=first.text_offset,
-        text="".join(frame.text for frame in frames),
-        logprobs=tuple(logprobs for frame in frames for logprobs in frame.logprobs),
-    )

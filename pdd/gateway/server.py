@@ -11,6 +11,7 @@ from pdd.gateway.app import make_app
 from pdd.gateway.door import Door
 from pdd.gateway.front import Front
 from pdd.gateway.http_connection import HttpConnection
+from pdd.gateway.idempotency import KeyedRuns
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.served import Health, ServedModel
@@ -42,6 +43,12 @@ def make_front(
             metrics=metrics,
             settings=settings,
             open_requests=open_requests,
+            keyed_runs=KeyedRuns(
+                inference=inference,
+                clock=clock,
+                age_s=settings.idempotency_age_s,
+                linger_s=settings.idempotency_linger_s,
+            ),
             clock=clock,
         ),
         door=Door(model=model, tokenizer=tokenizer),

@@ -83,6 +83,14 @@ class Turn:
             "x-request-id": self.client_request_id,
         }
 
+    def is_about(self, request_id: RequestId) -> None:
+        """It is about a request that runs already, under its own name."""
+        if self.client_request_id == self.request_id:
+            self.client_request_id = request_id
+        self.request_id = request_id
+        self.headers["x-pdd-request-id"] = request_id
+        self.headers["x-request-id"] = self.client_request_id
+
     def respond(
         self, status: int, body: bytes, *, content_type: str = JSON, **headers: str
     ) -> None:

@@ -11,13 +11,15 @@ from tests.sinks import Planned
 from tests.unit.gateway.builders import PLAN, Flood, Front, frames, front, post, script, soon
 
 
-async def send_raw(served: Front, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
+async def send_raw(
+    served: Front, path: str, body: dict[str, Any], *, headers: bytes = b""
+) -> asyncio.StreamWriter:
     """A request on a connection of its own, which the test can cut at any time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.reader = reader  # type: ignore[attr-defined]  # keep it alive with the writer
     raw = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    writer.write(f"{head}Content-Length: {len(raw)}\r\n".encode() + headers + b"\r\n" + raw)
     await writer.drain()
     return writer
 
