@@ -7,6 +7,9 @@ from json.encoder import encode_basestring, encode_basestring_ascii
 # str.splitlines() and some SSE clients take these for line ends; JSON leaves them as they are.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
+# Made once: json.dumps makes an encoder per call when it is given options.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
 MIN_LOGPROB = -9999.0
 """What stands for minus infinity, which JSON cannot say (as vLLM does)."""
 
@@ -27,7 +30,7 @@ def json_bytes(value: object) -> bytes:
     Raises:
         ValueError: NaN or an infinity is in it, which is not JSON.
     """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _encode(value)
     if text.isascii():
         return text.encode()
     try:
