@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 from pdd.config.relations import broken_relations
-from pdd.config.schema import faults_of, fields_of, sections
+from pdd.config.schema import faults_of, fields_of, sections, split_name
 from pdd.config.sections import Config, TransferTransport
 from pdd.config.sources import Flag, Setting, Source, read_environment, read_file, read_flags
 from pdd.config.tls_files import broken_files
@@ -80,7 +80,7 @@ def load_config(
         if name not in faulty_names:
             place = path if path is not None else "configuration"
             faults.append(f"{place}: {name}: is missing{_HOW_TO_GIVE.get(name, '')}")
-        section, _, key = name.partition(".")
+        section, key = split_name(name)
         merged[name] = _setting(section, key, _PLACEHOLDERS[name], origin="placeholder")
     for setting in _derived(merged, environment):
         merged.setdefault(setting.name, setting)

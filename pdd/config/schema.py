@@ -18,8 +18,16 @@ def sections() -> dict[str, type[Section]]:
     for name, field in Config.model_fields.items():
         assert isinstance(field.annotation, type), name
         assert issubclass(field.annotation, Section), name
-        found[name] = field.annotation
+        found[field.alias or name] = field.annotation
     return found
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """``(section, key)`` of ``section.key``; the section may have a dot itself. A section that does
+    not exist is taken to end at the first dot."""
+    section, _, key = name.partition(".")
+    inner, _, rest = key.partition(".")
+    return (f"{section}.{inner}", rest) if f"{section}.{inner}" in sections() else (section, key)
 
 
 def fields_of(section: str) -> dict[str, FieldInfo]:
@@ -46,7 +54,7 @@ def faults_of(section: str, key: str, value: object) -> list[str]:
 
 
 def _sentence(fault: Any) -> str:
-    where = "".join(f"[{part}]" for part in fault["loc"] if not isinstance(part, str))
+    where = "".join(f"[{part}]" for part in fault["loc"] if part != "[key]")
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     return f"{f'item {where}: ' if where else ''}{message} (got {fault['input']!r})"
 

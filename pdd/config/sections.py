@@ -333,6 +333,149 @@ class SchedulerSection(Section):
     node_timeout_s: Seconds = 5.0
     """A node that says nothing for this long is lost."""
 
+    decision_memory_s: Seconds = 3600.0
+    """How long pdd why can tell how a request was placed."""
+
+    decision_limit_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 20_000
+    """Of how many requests; beyond it the oldest are forgotten."""
+
+
+class PolicyFilter(StrEnum):
+    """Filters of the placement policy."""
+
+    HEADROOM = "headroom"
+    LARGE_SHARE = "large_share"
+    INBOUND = "inbound"
+    SPILL = "spill"
+
+
+class PolicyScorer(StrEnum):
+    """Scorers of the placement policy."""
+
+    COMPLETION = "completion"
+    AFFINITY = "affinity"
+    PREFIX = "prefix"
+    FREE_KV = "free_kv"
+    RUNNING = "running"
+    LINK = "link"
+
+
+Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+
+
+class PolicySection(Section):
+    """How a request's nodes are chosen: filters drop nodes, scorers give each that is left 0 to 1,
+    the highest weighted sum wins. Scheduler only. What a node cannot hold is never given to it,
+    whatever stands here."""
+
+    prefill_filters: tuple[PolicyFilter, ...] = (PolicyFilter.SPILL,)
+    """Of headroom, large_share, inbound and spill, in this order. For prefill nodes."""
+
+    decode_filters: tuple[PolicyFilter, ...] = (
+        PolicyFilter.LARGE_SHARE,
+        PolicyFilter.HEADROOM,
+        PolicyFilter.INBOUND,
+        PolicyFilter.SPILL,
+    )
+    """Likewise, for decode nodes."""
+
+    prefill_scorers: dict[PolicyScorer, Weight] = {
+        PolicyScorer.COMPLETION: 1.0,
+        PolicyScorer.AFFINITY: 2.0,
+    }
+    """Weights, 0 to 100: completion (predicted end of the prompt), affinity (the node that has had
+    this prefix, conversation or prompt_cache_key), prefix (part of the prompt that it holds),
+    free_kv (blocks left after expected growth), running (free sequences), link (time of the
+    transfer). What is not named here counts nothing."""
+
+    decode_scorers: dict[PolicyScorer, Weight] = {
+        PolicyScorer.PREFIX: 1.0,
+        PolicyScorer.FREE_KV: 1.0,
+        PolicyScorer.RUNNING: 0.5,
+        PolicyScorer.LINK: 0.5,
+        PolicyScorer.AFFINITY: 4.0,
+    }
+    """Likewise, for decode nodes."""
+
+    spill_above_fraction: Fraction = 0.85
+    """Load of a node above which the keys that prefer it go elsewhere, until it has room again."""
+
+    affinity_min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 128
+    """Shorter shared prefixes give no preference."""
+
+    prefill_full_s: Seconds = 2.0
+    """Prompt work ahead of a prefill node that counts as a full load."""
+
+    headroom_fraction: Fraction = 0.1
+    """Part of a decode node's blocks that is left to running requests to grow into."""
+
+    large_request_fraction: Fraction = 0.125
+    """A request that takes a larger part of a node's blocks is a large one."""
+
+    large_share_fraction: Fraction = 0.75
+    """Part of a decode node's blocks and sequences that large and long requests share."""
+
+    inbound_full_s: Seconds = 2.0
+    """Blocks on their way to a decode node, in seconds of its link, above which it gets no more."""
+
+
+class PathMode(StrEnum):
+    """Where prompts are computed."""
+
+    AUTO = "auto"
+    DISAGGREGATED = "disaggregated"
+    LOCAL = "local"
+
+
+class PathSection(Section):
+    """Where a prompt is computed: on a prefill node, or on the decode node itself. Scheduler
+    only."""
+
+    mode: PathMode = PathMode.AUTO
+    """auto: by measured speeds; disaggregated: on a prefill node wherever possible (what pdd up
+    sets); local: never there."""
+
+    local_prompt_tokens: Annotated[int, Field(ge=0, le=16_777_216)] = 0
+    """Prompts of which at most so many tokens are to compute stay local. 0: as measured."""
+
+    local_stall_s: Seconds = 0.1
+    """Longest time for which a local prompt may hold up running output."""
+
+
+class EstimatesSection(Section):
+    """What is believed of the nodes until it is measured. Scheduler only. Wrong values heal within
+    a minute of work."""
+
+    prefill_tokens_per_s: Rate = 5000.0
+    """Prompt tokens that a node computes."""
+
+    decode_tokens_per_s: Rate = 30.0
+    """Output tokens of one sequence."""
+
+    link_bytes_per_s: Rate = 1e9
+    """KV bytes from one node to another."""
+
+    handover_s: Seconds = 0.01
+    """From a first token to the moment when the decode node can go on."""
+
+    output_tokens: Rate = 256.0
+    """Output of a request; what few exceed is reserved for it at first."""
+
+    half_life_s: Seconds = 15.0
+    """After so long a measurement counts half."""
+
+
+class QueueSection(Section):
+    """Who goes next of those that wait. Scheduler only."""
+
+    ageing_s: Seconds = 10.0
+    """So long a wait counts as much as one step of priority."""
+
+    patience_s: Seconds = 5.0
+    """How long the first in turn lets others pass before room is kept for it."""
+
 
 class LogSection(Section):
     """Log events, on stderr."""
@@ -346,7 +489,9 @@ class LogSection(Section):
 
 class Config(Section):
     """All sections. ``pdd.config.load.load_config`` is the door; built in code it is not checked
-    for relations between keys."""
+    for relations between keys. A dot in a section's name is an underscore here."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     node: NodeSection
     http: HttpSection = HttpSection()
@@ -358,4 +503,10 @@ class Config(Section):
     transfer: TransferSection = TransferSection()
     faults: FaultsSection = FaultsSection()
     scheduler: SchedulerSection = SchedulerSection()
+    scheduler_policy: PolicySection = Field(default=PolicySection(), alias="scheduler.policy")
+    scheduler_path: PathSection = Field(default=PathSection(), alias="scheduler.path")
+    scheduler_estimates: EstimatesSection = Field(
+        default=EstimatesSection(), alias="scheduler.estimates"
+    )
+    scheduler_queue: QueueSection = Field(default=QueueSection(), alias="scheduler.queue")
     log: LogSection = LogSection()

@@ -35,7 +35,7 @@ class Row:
 
 def rows(loaded: Loaded) -> Iterator[Row]:
     """Every key in the order of the schema."""
-    values = loaded.config.model_dump(mode="json")
+    values = loaded.config.model_dump(mode="json", by_alias=True)
     for section in sections():
         for key in fields_of(section):
             name = f"{section}.{key}"
@@ -45,7 +45,9 @@ def rows(loaded: Loaded) -> Iterator[Row]:
 def example_file() -> str:
     """The text of ``config/pdd.toml``."""
     parts = [_EXAMPLE_HEADER]
-    example = Config(node=NodeSection(name="decode-0", role=Role.DECODE)).model_dump(mode="json")
+    example = Config(node=NodeSection(name="decode-0", role=Role.DECODE)).model_dump(
+        mode="json", by_alias=True
+    )
     for section, model in sections().items():
         lines = [f"[{section}]", *_comment(model.__doc__ or "")]
         values = example[section]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdd.config.schema import fields_of, from_text, sections, unknown
+from pdd.config.schema import fields_of, from_text, sections, split_name, unknown
 from pdd.core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PDD_"
@@ -78,8 +78,7 @@ def read_file(path: Path) -> Source:
                 f"{path}: {section} is a section; write [{section}] above its keys"
             )
         else:
-            for key, value in table.items():
-                _add(source, section, key, value, origin=str(path))
+            _add_table(source, section, table, origin=str(path))
     return source
 
 
@@ -101,6 +100,15 @@ def read_flags(flags: Iterable[Flag]) -> Source:
     return source
 
 
+def _add_table(source: Source, section: str, table: dict[str, object], *, origin: str) -> None:
+    for key, value in table.items():
+        inner = f"{section}.{key}"
+        if inner in sections() and isinstance(value, dict):
+            _add_table(source, inner, value, origin=origin)
+        else:
+            _add(source, section, key, value, origin=origin)
+
+
 def _add(source: Source, section: str, key: str, value: object, *, origin: str) -> None:
     if key in fields_of(section):
         source.settings.append(Setting(section=section, key=key, value=value, origin=origin))
@@ -110,7 +118,7 @@ def _add(source: Source, section: str, key: str, value: object, *, origin: str) 
 
 
 def _add_text(source: Source, name: str, text: str, *, origin: str) -> None:
-    section, _, key = name.partition(".")
+    section, key = split_name(name)
     if section not in sections():
         source.faults.append(f"{origin}: {unknown(section, list(sections()), noun='section')}")
         return

@@ -18,6 +18,7 @@ from pdd.daemon import notify
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.scheduler_metrics import ClusterMetrics
+from pdd.daemon.scheduler_settings import scheduler_settings
 from pdd.daemon.scheduler_tokenizer import make_tokenizer
 from pdd.daemon.security import bind_members, bind_public, member_security, public_tls
 from pdd.daemon.security_metrics import SecurityMetrics
@@ -33,7 +34,6 @@ from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
 from pdd.scheduler.core import SchedulerCore
-from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 from pdd.tls.public import PublicTls
 
 log = structlog.get_logger(__name__)
@@ -52,13 +52,7 @@ class _SchedulerDaemon:
         self._clock = clock
         self._model: ServedModel = served_model(config.engine)
         self._driver = SchedulerDriver(
-            core=SchedulerCore(
-                SchedulerSettings(
-                    queue_request_count_max=config.scheduler.queue_limit_requests,
-                    node_silence_s=config.scheduler.node_timeout_s,
-                    path=PathSettings(mode=PathMode.DISAGGREGATED),
-                )
-            ),
+            core=SchedulerCore(scheduler_settings(config)),
             clock=clock,
             model=self._model.name,
             tokenizer_digest=tokenizer_digest(Path(config.engine.model)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdd.config.load import Loaded, load_config
-from pdd.config.schema import fields_of
+from pdd.config.schema import fields_of, split_name
 from pdd.config.sources import Flag, Setting, read_environment, read_flags
 from pdd.config.toml_text import to_toml
 from pdd.core.errors import ConfigError
@@ -116,7 +116,12 @@ def _presets(options: UpOptions, *, name: str, role: Role) -> dict[str, object]:
     if options.engine == "synthetic":
         presets |= _SYNTHETIC_PRESETS
     if role is Role.SCHEDULER:
-        return presets | {"http.listen": f"127.0.0.1:{options.http_port}", "grpc.listen": grpc}
+        return presets | {
+            "http.listen": f"127.0.0.1:{options.http_port}",
+            "grpc.listen": grpc,
+            # One machine gains nothing by a hand-over; whoever starts it here wants to see one.
+            "scheduler.path.mode": "disaggregated",
+        }
     return presets | {"node.schedulers": [grpc], "grpc.listen": "127.0.0.1:0"}
 
 
@@ -128,16 +133,16 @@ def _refuse_owned_keys(flags: Sequence[Flag], environment: Mapping[str, str]) ->
 
 
 def _setting(name: str, value: object) -> Setting:
-    section, _, key = name.partition(".")
+    section, key = split_name(name)
     return Setting(section=section, key=key, value=value, origin="pdd up")
 
 
 def _daemon_plan(state_dir: Path, loaded: Loaded) -> DaemonPlan:
     node = loaded.config.node
-    values = loaded.config.model_dump(mode="json")
+    values = loaded.config.model_dump(mode="json", by_alias=True)
     tables: dict[str, dict[str, object]] = {}
     for name in loaded.origins:
-        section, _, key = name.partition(".")
+        section, key = split_name(name)
         tables.setdefault(section, {})[key] = values[section][key]
     config_path = state_dir / f"{node.name}.toml"
     arguments = ("--role", node.role.value, "--config", str(config_path))
