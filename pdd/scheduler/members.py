@@ -62,6 +62,9 @@ def node_lost(state: State, event: NodeLost) -> list[Effect]:
 def _lose(state: State, node: Node, reason: str) -> list[Effect]:
     node.state = NodeState.LOST
     node.state_reason = reason
+    # Its last report tells of work that is not the cluster's any more; nobody will correct it.
+    node.running_sequence_count = node.waiting_sequence_count = 0
+    node.free_block_count = node.usable_block_count
     effects: list[Effect] = []
     for request_id in list(node.leases):
         request = state.requests[request_id]
