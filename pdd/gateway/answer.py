@@ -303,6 +303,7 @@ class Answer:
         self._stop_header_timer()
         if self._stream is not None:
             self._stream.close()
+            self._stream = None  # they know each other; nothing shall wait for the collector
         self._serving.open_requests.discard(self)
 
     def _stop_header_timer(self) -> None:
