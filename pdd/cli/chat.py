@@ -6,12 +6,14 @@ from pathlib import Path
 import click
 
 from pdd.cli.options import resolve_state_dir, state_dir_option
+from pdd.cli.tls import https_context, tls_options
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--url", metavar="URL", help="Endpoint, for example http://127.0.0.1:8000.")
 @state_dir_option
+@tls_options
 @click.option("--max-tokens", type=click.IntRange(1), help="Most tokens of the answer.")
 @click.option("--temperature", type=float, help="0 is greedy.")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
@@ -26,6 +28,7 @@ def chat(
     seed: int | None,
     system: str | None,
     model: str | None,
+    **tls: Path | None,
 ) -> int:
     """Ask PROMPT (or what stdin says, when PROMPT is left out or "-")."""
     if url is not None and state_dir is not None:
@@ -43,6 +46,7 @@ def chat(
     return run_chat(
         ChatRequest(
             url=url.rstrip("/").removesuffix("/v1"),
+            tls=https_context(**tls),
             prompt=prompt,
             system=system,
             model=model,

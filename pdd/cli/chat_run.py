@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,17 @@ _SILENCE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One question. ``url`` without ``/v1``; ``sampling`` goes into the body as it is."""
+    """One question. ``url`` without ``/v1``; ``sampling`` goes into the body as it is.
+
+    ``tls``: for https; None trusts what this machine trusts.
+    """
 
     url: str
     prompt: str
     system: str | None
     model: str | None
     sampling: Mapping[str, object]
+    tls: ssl.SSLContext | None = None
 
     def body(self, model: str) -> dict[str, object]:
         messages = [{"role": "user", "content": self.prompt}]
@@ -49,7 +54,8 @@ async def _run(request: ChatRequest) -> int:
         total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_SILENCE_TIMEOUT_S
     )
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        connector = aiohttp.TCPConnector(ssl=True if request.tls is None else request.tls)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             model = request.model or await _served_model(session, request.url)
             async with session.post(
                 f"{request.url}/v1/chat/completions", json=request.body(model)
@@ -58,6 +64,11 @@ async def _run(request: ChatRequest) -> int:
                 await _print_stream(response)
     except aiohttp.InvalidURL as error:
         raise click.UsageError(f"--url {request.url} is not a URL.") from error
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise NodeUnavailable(
+            f"{request.url} shows a certificate that is not trusted: {error.certificate_error}; "
+            "name its authority with --ca"
+        ) from error
     except aiohttp.ClientConnectorError as error:
         raise NodeUnavailable(f"nobody serves at {request.url}: {error.strerror}") from error
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -7,6 +7,7 @@ import click
 
 from pdd.cli.options import output_option, resolve_state_dir, set_option, state_dir_option
 from pdd.cli.output import print_json
+from pdd.cli.tls import client_security, tls_options
 
 
 @click.command()
@@ -18,6 +19,7 @@ from pdd.cli.output import print_json
 )
 @click.option("--scheduler", metavar="HOST:PORT", help="Whose nodes to look at.")
 @state_dir_option
+@tls_options
 @set_option
 @output_option
 def doctor(
@@ -26,6 +28,7 @@ def doctor(
     state_dir: Path | None,
     sets: tuple[str, ...],
     output: str,
+    **tls: Path | None,
 ) -> int:
     """Check this machine and, where a scheduler answers, its nodes; say what to do next.
 
@@ -50,6 +53,7 @@ def doctor(
         flags=[parse_set(text) for text in sets],
         scheduler=scheduler,
         is_named=is_named,
+        security=client_security(**tls),
     ):
         checks.append(check)
         if output != "json":

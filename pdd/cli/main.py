@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from pdd.cli.bench import bench
+from pdd.cli.certs import certs
 from pdd.cli.chat import chat
 from pdd.cli.config import config
 from pdd.cli.doctor import doctor
@@ -34,7 +35,20 @@ def pdd() -> None:
     """
 
 
-for _command in (up, down, chat, node, doctor, serve, config, bench, drill, version, supervise):
+for _command in (
+    up,
+    down,
+    chat,
+    node,
+    doctor,
+    serve,
+    config,
+    certs,
+    bench,
+    drill,
+    version,
+    supervise,
+):
     pdd.add_command(_command)
 
 

@@ -7,6 +7,7 @@ import click
 
 from pdd.cli.options import output_option, resolve_state_dir, state_dir_option
 from pdd.cli.output import print_json, print_table
+from pdd.cli.tls import client_security, tls_options
 
 if TYPE_CHECKING:
     from pdd.daemon.supervisor_nodes import LinkRow, NodeRow
@@ -38,15 +39,18 @@ def node() -> None:
 @node.command("list")
 @scheduler_option
 @state_dir_option
+@tls_options
 @output_option
-def list_command(scheduler: str | None, state_dir: Path | None, output: str) -> None:
+def list_command(
+    scheduler: str | None, state_dir: Path | None, output: str, **tls: Path | None
+) -> None:
     """List the nodes that joined, by name.
 
     TRANSPORT is what a node's blocks from its peers come over; 'pdd node show' tells more.
     """
     from dataclasses import asdict
 
-    rows = _rows(scheduler, state_dir)
+    rows = _rows(scheduler, state_dir, tls)
     if output == "json":
         print_json([asdict(row) for row in rows])
         return
@@ -74,12 +78,15 @@ def list_command(scheduler: str | None, state_dir: Path | None, output: str) -> 
 @click.argument("name")
 @scheduler_option
 @state_dir_option
+@tls_options
 @output_option
-def show(name: str, scheduler: str | None, state_dir: Path | None, output: str) -> None:
+def show(
+    name: str, scheduler: str | None, state_dir: Path | None, output: str, **tls: Path | None
+) -> None:
     """Show one node and its connections to its peers. NAME: its name, or a prefix of only one."""
     from dataclasses import asdict
 
-    row = _pick(name, _rows(scheduler, state_dir))
+    row = _pick(name, _rows(scheduler, state_dir, tls))
     if output == "json":
         print_json(asdict(row))
         return
@@ -112,7 +119,9 @@ def _link_cells(link: "LinkRow") -> tuple[str, str, str, str, str]:
     return link.peer, link.transport or "none", received, speed, " ".join(link.lanes)
 
 
-def _rows(scheduler: str | None, state_dir: Path | None) -> "list[NodeRow]":
+def _rows(
+    scheduler: str | None, state_dir: Path | None, tls: "dict[str, Path | None]"
+) -> "list[NodeRow]":
     from pdd.daemon.supervisor_nodes import list_nodes
 
     if scheduler is not None and state_dir is not None:
@@ -121,7 +130,8 @@ def _rows(scheduler: str | None, state_dir: Path | None) -> "list[NodeRow]":
         from pdd.cli.local import running_cluster
 
         scheduler = running_cluster(resolve_state_dir(state_dir)).grpc
-    return list_nodes(scheduler, timeout_s=5.0)
+        return list_nodes(scheduler, timeout_s=5.0)  # of pdd up, which speaks plainly
+    return list_nodes(scheduler, timeout_s=5.0, security=client_security(**tls))
 
 
 def _pick(name: str, rows: "list[NodeRow]") -> "NodeRow":

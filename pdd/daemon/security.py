@@ -18,15 +18,19 @@ log = structlog.get_logger(__name__)
 _SOON = timedelta(days=14)
 
 
-def member_security(config: Config) -> Security:
+def make_security(config: Config) -> Security:
     """For everything between schedulers and nodes. Raises ConfigError."""
     paths = member_paths(config)
-    if paths is None:
-        return PLAIN
-    security = TlsSecurity(paths)
-    expires = security.material().facts.expires
-    log.info("tls_ready", identity=str(security.identity), expires=expires.isoformat())
-    _warn_if_soon(str(paths.certificate), expires)
+    return PLAIN if paths is None else TlsSecurity(paths)
+
+
+def member_security(config: Config) -> Security:
+    """The same for a daemon that starts, whose log tells it."""
+    security = make_security(config)
+    if isinstance(security, TlsSecurity):
+        expires = security.material().facts.expires
+        log.info("tls_ready", identity=str(security.identity), expires=expires.isoformat())
+        _warn_if_soon(config.tls.certificate, expires)
     return security
 
 

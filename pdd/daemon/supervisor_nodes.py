@@ -1,8 +1,12 @@
 """Ask a scheduler which nodes it has. For ``pdd up`` and ``pdd node list``."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pdd.core.errors import NodeUnavailable
+
+if TYPE_CHECKING:
+    from pdd.tls.security import Security
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +41,25 @@ class NodeRow:
     links: list[LinkRow] = field(default_factory=list)
 
 
-def list_nodes(scheduler: str, *, timeout_s: float = 2.0) -> list[NodeRow]:
+def list_nodes(
+    scheduler: str, *, timeout_s: float = 2.0, security: "Security | None" = None
+) -> list[NodeRow]:
     """Call ``Cluster.ListNodes`` at ``scheduler`` (host:port). Blocks.
 
+    Args:
+        security: None: without TLS, on loopback.
     Raises:
+        ConfigError: without TLS, and not on loopback.
         NodeUnavailable: no answer within ``timeout_s``, or an error.
     """
     import grpc
 
     from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+    from pdd.tls.security import PLAIN
 
     # Proxies of the environment are for the internet, not for our own control plane.
-    with grpc.insecure_channel(scheduler, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    with (security or PLAIN).blocking_channel(scheduler, options=options) as channel:
         stub = cluster_pb2_grpc.ClusterStub(channel)
         try:
             response = stub.ListNodes(cluster_pb2.ListNodesRequest(), timeout=timeout_s)

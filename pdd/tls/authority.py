@@ -81,8 +81,8 @@ def issue(
         raise ConfigError(f"certificate {name!r}: {error}") from error
     if identity.role.is_member and not names:
         raise ConfigError(
-            f"certificate {name!r}: a {role} is dialled by others, which check the host in its "
-            "certificate; give --host with its name or address (several times for several)"
+            f"certificate {name!r}: a daemon (--role {role}) is dialled by others, which check the "
+            "host in its certificate; give --host with its name or address, once for each"
         )
     expires = now + timedelta(days=days)
     if expires > expires_at(signer):

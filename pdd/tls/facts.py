@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from cryptography import x509
 
+from pdd.core.errors import ConfigError
 from pdd.tls.identity import CertificateIdentity, cluster_of_authority
 
 
@@ -21,6 +23,8 @@ class CertificateFacts:
     is_authority: bool
     serial: str
     """Hexadecimal."""
+    authority_of: str | None = None
+    """The cluster that it signs for; None for a certificate that is no cluster's authority."""
 
     def fault_at(self, now: datetime) -> str | None:
         """Why it is not valid at ``now``; None when it is."""
@@ -49,7 +53,18 @@ def facts_of(certificate: x509.Certificate) -> CertificateFacts:
         expires=expires_at(certificate),
         is_authority=_is_authority(certificate),
         serial=f"{certificate.serial_number:x}",
+        authority_of=_authority_of(certificate),
     )
+
+
+def read_facts(path: Path) -> CertificateFacts:
+    """Of the first certificate in a file. Raises ConfigError: there is none."""
+    try:
+        return facts_of(x509.load_pem_x509_certificates(path.read_bytes())[0])
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: holds no certificate in PEM; name a .crt file") from error
 
 
 def expires_at(certificate: x509.Certificate) -> datetime:
@@ -64,6 +79,15 @@ def cluster_of(authority: x509.Certificate) -> str:
         if uri.startswith("pdd:"):
             return cluster_of_authority(uri)
     raise ValueError("the authority names no cluster; make one with 'pdd certs init'")
+
+
+def _authority_of(certificate: x509.Certificate) -> str | None:
+    if not _is_authority(certificate):
+        return None
+    try:
+        return cluster_of(certificate)
+    except ValueError:
+        return None
 
 
 def _names(certificate: x509.Certificate) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -39,5 +39,6 @@ def plain_fault(key: str, address: str) -> str:
     return (
         f"{key}: {address} is not a loopback address, and without [tls] plain TCP is used on "
         "loopback only: anybody on that network could read and join; make certificates "
-        "('pdd certs init', 'pdd certs issue') and name them in [tls], or use 127.0.0.1 or [::1]"
+        "('pdd certs init', 'pdd certs issue') and name them in [tls] (for a command: "
+        "--ca, --certificate and --key), or use 127.0.0.1 or [::1]"
     )

@@ -6,11 +6,13 @@ have to show one that it signed; its names are not looked at.
 
 import os
 import ssl
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from pdd.core.errors import ConfigError
 from pdd.tls.check import Material
 from pdd.tls.material import RenewedMaterial, WallClock, wall_clock
 from pdd.tls.paths import TlsPaths
@@ -68,6 +70,29 @@ class _Renewing:
         if material is not self._material:
             self._material, self._inner = material, _server_context(material)
         connection.context = self._inner
+
+
+def client_context(
+    *, ca: Path | None, certificate: Path | None, key: Path | None
+) -> ssl.SSLContext:
+    """For a client of the front door. ``ca`` None: the authorities that this machine trusts.
+
+    Raises:
+        ConfigError: a file is not what it should be.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key, password=_no_password)
+    except OSError as error:  # ssl.SSLError is one
+        files = ", ".join(str(path) for path in (ca, certificate, key) if path is not None)
+        raise ConfigError(f"{files}: {error.strerror or error}; give files in PEM") from error
+    return context
+
+
+def _no_password() -> str:
+    """Instead of OpenSSL's prompt on the terminal, which would hang a script."""
+    return ""
 
 
 def _server_context(material: Material) -> ssl.SSLContext:

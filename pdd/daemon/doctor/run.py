@@ -13,9 +13,11 @@ from pdd.daemon.doctor import judge
 from pdd.daemon.doctor.check import Check, fault, ok, warning
 from pdd.daemon.doctor.machine import MachineFacts, look_at_machine, look_at_port
 from pdd.daemon.doctor.ucx import look_at_ucx
+from pdd.daemon.security import make_security
 from pdd.daemon.supervisor_nodes import list_nodes
 from pdd.model.default import DEFAULT_MODEL_NAME, default_model_folder
 from pdd.model.folder import check_model_folder
+from pdd.tls.security import Security
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.rdma import rdma_fault
 
@@ -29,6 +31,7 @@ def diagnose(
     flags: list[Flag],
     scheduler: str | None,
     is_named: bool,
+    security: Security | None = None,
 ) -> Iterator[Check]:
     """Yield each check as it is made.
 
@@ -37,6 +40,7 @@ def diagnose(
             of a node.
         scheduler: where to ask for the cluster's nodes; None asks the configured ones.
         is_named: somebody said that the scheduler is there, so its silence is a fault.
+        security: by which to ask it; None takes the configuration's [tls].
     """
     try:
         config = _load(file, environment, flags)
@@ -55,7 +59,7 @@ def diagnose(
     for key, address in _listens(config, with_http=file is None):
         facts = look_at_port(key, address.host, address.port)
         yield judge.of_port(facts, required=file is not None)
-    yield from _of_cluster(config, scheduler, is_named=is_named)
+    yield from _of_cluster(config, scheduler, is_named=is_named, security=security)
 
 
 def _load(file: Path | None, environment: Mapping[str, str], flags: list[Flag]) -> Config:
@@ -106,7 +110,9 @@ def _listens(config: Config, *, with_http: bool) -> Iterator[tuple[str, HostPort
         yield "grpc.listen", config.grpc.listen
 
 
-def _of_cluster(config: Config, scheduler: str | None, *, is_named: bool) -> Iterator[Check]:
+def _of_cluster(
+    config: Config, scheduler: str | None, *, is_named: bool, security: Security | None
+) -> Iterator[Check]:
     if scheduler is not None:
         addresses = [scheduler]
     elif judge.runs_engine(config):
@@ -115,7 +121,12 @@ def _of_cluster(config: Config, scheduler: str | None, *, is_named: bool) -> Ite
         addresses = [str(config.grpc.listen)]
     for address in addresses:
         try:
-            rows = list_nodes(address, timeout_s=_LIST_TIMEOUT_S)
+            rows = list_nodes(
+                address, timeout_s=_LIST_TIMEOUT_S, security=security or make_security(config)
+            )
+        except ConfigError as error:
+            yield fault("cluster", str(error), "name your certificate: --ca, --certificate, --key")
+            continue
         except NodeUnavailable as error:
             if is_named:
                 yield fault("cluster", str(error), "start the scheduler, or name another one")
