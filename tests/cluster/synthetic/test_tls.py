@@ -1,0 +1,276 @@
+"""Daemons as on three hosts: each has an address, a configuration and a certificate of its own."""
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from pdd.config.toml_text import to_toml
+from pdd.daemon.notify_keys import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
+from pdd.engine.synthetic.model import write_model
+from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pdd.tls.paths import TlsPaths
+from pdd.tls.security import TlsSecurity
+from tests.vllm.cluster import run_cli
+
+PDD = (sys.executable, "-m", "pdd.cli.main")
+START_TIMEOUT_S = 120.0
+WAIT_S = 30.0
+"""How long a test waits for something to happen before it fails; nothing is measured with it."""
+HOSTS = {"scheduler-0": "127.0.0.1", "prefill-0": "127.0.0.2", "decode-0": "127.0.0.3"}
+ROLES = ("prefill", "decode")
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+
+
+@dataclass
+class Hosts:
+    """Daemons of one cluster; ``addresses`` are what each told when it was ready."""
+
+    folder: Path
+    addresses: dict[str, dict[str, str]] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def certs(self) -> Path:
+        return self.folder / "certs"
+
+    def files(self, name: str) -> dict[str, str]:
+        """A [tls] section."""
+        return {
+            "ca": str(self.certs / "ca.crt"),
+            "certificate": str(self.certs / f"{name}.crt"),
+            "key": str(self.certs / f"{name}.key"),
+        }
+
+    def security(self, name: str) -> TlsSecurity:
+        return TlsSecurity(TlsPaths(**{key: Path(f) for key, f in self.files(name).items()}))
+
+    def issue(self, name: str, role: str, *hosts: str) -> None:
+        options = [part for host in hosts for part in ("--host", host)]
+        done = run_cli("certs", "issue", name, "--role", role, "--dir", str(self.certs), *options)
+        assert done.returncode == 0, done.stderr
+
+    def write(self, name: str, **changes: dict[str, Any]) -> Path:
+        """The configuration of a daemon. Its role is the first word of its name."""
+        role = name.partition("-")[0]
+        tables: dict[str, dict[str, Any]] = {
+            "node": {"name": name, "role": role, "state_dir": str(self.folder / name)},
+            "engine": {"kind": "synthetic", "model": str(self.folder / "model")},
+            "tls": self.files(name),
+            "log": {"format": "json"},
+        }
+        tables["engine"] |= {"kv_cache_bytes": 16 << 20, "max_num_seqs": 32}
+        if role == "scheduler":
+            tables["http"] = {"listen": f"{HOSTS[name]}:0"}
+            tables["grpc"] = {"listen": f"{HOSTS[name]}:0", "public_listen": "127.0.0.1:0"}
+            front = self.files("front")
+            tables["public_tls"] = {"certificate": front["certificate"], "key": front["key"]}
+        else:
+            tables["node"]["schedulers"] = [self.addresses["scheduler-0"]["grpc"]]
+            tables["grpc"] = {"listen": f"{HOSTS[name]}:0"}
+        for section, values in changes.items():
+            tables[section] |= values
+        path = self.folder / f"{name}.toml"
+        path.write_text(to_toml(tables))
+        return path
+
+    def start(self, name: str) -> None:
+        """Run a daemon until it says that it is ready."""
+        path = str(self.folder / f"{name}.notify")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+            listening.bind(path)
+            listening.settimeout(1.0)
+            with (self.folder / f"{name}.log").open("wb") as log:
+                process = subprocess.Popen(
+                    [*PDD, "serve", "--config", str(self.write(name))],
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | {"NOTIFY_SOCKET": path},
+                )
+            self.processes.append(process)
+            told: dict[str, str] = {}
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+            while "READY" not in told:
+                assert process.poll() is None, self.log(name)
+                assert time.monotonic() < deadline_s, self.log(name)
+                with contextlib.suppress(TimeoutError):
+                    lines = listening.recv(65536).decode().splitlines()
+                    told = dict(line.split("=", 1) for line in lines)
+        self.addresses[name] = {
+            "grpc": told[GRPC_ADDRESS_KEY],
+            "http": told.get(HTTP_ADDRESS_KEY, ""),
+        }
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Of a daemon's log. gRPC writes lines of its own there."""
+        lines = [line for line in self.log(name).splitlines() if line.startswith("{")]
+        return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+    def client(self) -> httpx.Client:
+        """Knows the front door's authority and has no certificate."""
+        trust = ssl.create_default_context(cafile=self.certs / "ca.crt")
+        url = f"https://{self.addresses['scheduler-0']['http']}"
+        return httpx.Client(base_url=url, verify=trust, timeout=WAIT_S, trust_env=False)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(timeout=WAIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    found = Hosts(tmp_path_factory.mktemp("hosts"))
+    write_model(found.folder / "model")
+    assert run_cli("certs", "init", "--dir", str(found.certs)).returncode == 0
+    for name, host in HOSTS.items():
+        found.issue(name, name.partition("-")[0], host)
+    found.issue("front", "scheduler", "127.0.0.1")
+    found.issue("anna", "client")
+    found.issue("decode-9", "decode", "127.0.0.9")
+    try:
+        for name in HOSTS:
+            found.start(name)
+        with found.client() as client:
+            deadline_s = time.monotonic() + WAIT_S
+            while not all(client.get("/health").json()[f"{role}_ready_count"] for role in ROLES):
+                assert time.monotonic() < deadline_s, found.log("scheduler-0")
+                time.sleep(0.05)
+        yield found
+    finally:
+        found.stop()
+
+
+def test_text_is_generated_over_transfers_between_hosts_that_know_each_other(hosts: Hosts) -> None:
+    body = {"prompt": "The quick brown fox " * 20, "max_tokens": 20, "temperature": 0.0}
+    with hosts.client() as client:
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        usage = response.json()["usage"]
+        assert usage["completion_tokens"] == 20
+        assert usage["pdd"]["path"] == "disaggregated"
+        assert usage["pdd"]["transferred_bytes"] > 0
+        assert usage["pdd"]["decode_computed_prompt_tokens"] == 0
+        streamed = client.post("/v1/completions", json={**body, "stream": True})
+        assert streamed.text.rstrip().endswith("data: [DONE]")
+    for name in HOSTS:
+        (ready,) = hosts.events(name, "tls_ready")
+        assert ready["identity"] == f"pdd://pdd/{name.partition('-')[0]}/{name}"
+
+
+def test_commands_show_a_clients_certificate(hosts: Hosts) -> None:
+    address = hosts.addresses["scheduler-0"]["grpc"]
+    options = [p for key, path in hosts.files("anna").items() for p in (f"--{key}", path)]
+    done = run_cli("node", "list", "--scheduler", address, "-o", "json", *options)
+    assert done.returncode == 0, done.stderr
+    assert {
+        node["name"]: (node["state"], node["address"].partition(":")[0])
+        for node in json.loads(done.stdout)
+    } == {"prefill-0": ("ready", "127.0.0.2"), "decode-0": ("ready", "127.0.0.3")}
+    assert run_cli("node", "list", "--scheduler", address).returncode == 1
+    url = f"https://{hosts.addresses['scheduler-0']['http']}"
+    done = run_cli("chat", "hello", "--url", url, "--max-tokens", "5", "--ca", options[1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def attach(security: TlsSecurity, address: str, hello: cluster_pb2.Hello) -> grpc.RpcError | None:
+    """What a scheduler says to a hello; None for a welcome."""
+    with security.blocking_channel(address, options=OPTIONS) as channel:
+        call = cluster_pb2_grpc.ClusterStub(channel).Attach(
+            iter([cluster_pb2.NodeMessage(hello=hello)]), timeout=WAIT_S
+        )
+        try:
+            next(call)
+        except grpc.RpcError as error:
+            return error
+        finally:
+            call.cancel()
+    return None
+
+
+@pytest.mark.parametrize("certificate", ["decode-9", "anna", "scheduler-0"])
+def test_a_node_with_another_ones_certificate_cannot_attach(hosts: Hosts, certificate: str) -> None:
+    before = len(hosts.events("scheduler-0", "caller_refused"))
+    hello = cluster_pb2.Hello(role="decode", address="127.0.0.9:1", protocol_version=1)
+    hello.identity.name, hello.identity.uuid, hello.identity.boot_epoch = "decode-0", "x", 99
+    error = attach(hosts.security(certificate), hosts.addresses["scheduler-0"]["grpc"], hello)
+    assert error is not None
+    assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "decode/decode-0" in str(error.details())
+    assert certificate in str(error.details())
+    refused = hosts.events("scheduler-0", "caller_refused")
+    assert [entry["claimed"] for entry in refused[before:]] == ["decode/decode-0"]
+    with hosts.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+        (count,) = [line for line in lines if line.startswith("pdd_refused_callers_total ")]
+        assert float(count.partition(" ")[2]) == len(refused)
+        assert client.get("/health").status_code == 200
+    assert hosts.events("scheduler-0", "node_lost") == []
+
+
+def test_a_daemon_with_another_ones_certificate_does_not_even_start(hosts: Hosts) -> None:
+    path = hosts.folder / "impostor.toml"
+    written = hosts.write("decode-0", grpc={"listen": "127.0.0.9:0"}, tls=hosts.files("decode-9"))
+    written.rename(path)
+    done = run_cli("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert "is issued for decode 'decode-9', this daemon is decode 'decode-0'" in done.stderr
+
+
+def test_strangers_get_nothing_from_any_daemon(hosts: Hosts) -> None:
+    trust = grpc.ssl_channel_credentials((hosts.certs / "ca.crt").read_bytes())
+    for name in HOSTS:
+        address = hosts.addresses[name]["grpc"]
+        for channel in (
+            grpc.insecure_channel(address, options=OPTIONS),
+            grpc.secure_channel(address, trust, options=OPTIONS),
+        ):
+            stub = cluster_pb2_grpc.ClusterStub(channel)
+            with channel, pytest.raises(grpc.RpcError) as caught:
+                stub.ListNodes(cluster_pb2.ListNodesRequest(), timeout=WAIT_S)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, name
+
+
+def test_the_public_port_answers_clients_without_a_certificate_and_nothing_of_the_cluster(
+    hosts: Hosts,
+) -> None:
+    (ready,) = hosts.events("scheduler-0", "public_grpc_ready")
+    trust = grpc.ssl_channel_credentials((hosts.certs / "ca.crt").read_bytes())
+    with grpc.secure_channel(ready["grpc"], trust, options=OPTIONS) as channel:
+        request = inference_pb2.GenerateRequest(
+            text="hello", sampling=inference_pb2.SamplingParameters(max_tokens=5)
+        )
+        answers = list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=WAIT_S))
+        assert answers[-1].WhichOneof("event") == "end"
+        stub = cluster_pb2_grpc.ClusterStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ListNodes(cluster_pb2.ListNodesRequest(), timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_plain_http_is_not_answered(hosts: Hosts) -> None:
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        url = f"http://{hosts.addresses['scheduler-0']['http']}/health"
+        answer = httpx.get(url, timeout=WAIT_S, trust_env=False)
+        pytest.fail(f"answered with {answer.status_code}")
