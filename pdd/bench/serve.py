@@ -95,7 +95,12 @@ def run_serve(
     span_s = planned[-1].due_s if planned and options.clients is None else options.duration_s
     say(f"seed {options.seed}, {options.process_count} generator process(es), {describe(options)}")
     with watch(span_s, total) as show:
-        load = run_load(spec, process_count=options.process_count, on_progress=show)
+        load = run_load(
+            spec,
+            process_count=options.process_count,
+            on_progress=show,
+            on_begin=lambda: say("the load begins; Ctrl-C ends it and prints what there is"),
+        )
     document = report(
         load,
         described=_described(options, body, calibration),

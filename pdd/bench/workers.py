@@ -77,8 +77,8 @@ def run_load(
     """
     with LoadRun(spec, process_count=process_count) as run:
         run.wait_ready()
-        on_begin()
         with _stop_on_ctrl_c() as interrupt:
+            on_begin()
             run.begin()
             is_stopped = False
             while not run.finished:
