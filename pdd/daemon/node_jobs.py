@@ -182,6 +182,9 @@ class NodeJobs:
             self._crashed.set()
         finally:
             self._remove(running)
+            if running.cancelled and job.kind is JobKind.PREFILL:
+                # The engine may have handed it over just before, in an output that nobody read.
+                self._engine.drop_source(job.key, "the scheduler needs it no longer")
             self._engine.forget(job.key)
         if failure is not None and not running.cancelled:
             log.warning(

@@ -279,6 +279,17 @@ class TestLeaving:
         await node.over()
         assert theirs.closed
 
+    async def test_between_the_engines_hand_over_and_its_reading_the_blocks_are_dropped(
+        self,
+    ) -> None:
+        node = Node()
+        run = await node.submit(make_job(JobKind.PREFILL))
+        run.feed(out("a", finish=FinishReason.LENGTH))
+        node.jobs.cancel(R1)  # before the job's task has read that output
+        await node.over()
+        assert not node.frames
+        assert "r1/0" in node.engine.dropped, "the engine keeps them for a peer that never comes"
+
     async def test_blocks_handed_over_for_a_lost_scheduler_are_dropped_too(self) -> None:
         node = Node()
         run = await node.submit(make_job(JobKind.PREFILL))
