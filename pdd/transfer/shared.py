@@ -103,8 +103,12 @@ def attach(address: RankAddress, *, host: str) -> ByteArray | None:
     """Map another rank's shared memory for reading; None where that is not possible."""
     if not host or address.host != host or not address.size_bytes:
         return None
+    path = f"/proc/{address.pid}/fd/{address.fd}"
     try:
-        fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        # Before it is opened: where a later process has a pipe or a device, opening can block.
+        if not _is_named(address, path):
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
     try:
@@ -124,11 +128,14 @@ def _want_huge_pages(mapped: mmap.mmap) -> None:
         mapped.madvise(mmap.MADV_HUGEPAGE)
 
 
+def _is_named(address: RankAddress, path: str) -> bool:
+    return os.readlink(path).startswith(f"/memfd:{address.name} ")
+
+
 def _is_the_memory_of(address: RankAddress, fd: int) -> bool:
     """Whether ``fd`` is what ``address`` describes, with a size that can change no more."""
-    named = os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{address.name} ")
     return (
-        named
+        _is_named(address, f"/proc/self/fd/{fd}")
         and os.fstat(fd).st_size == address.size_bytes
         and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     )

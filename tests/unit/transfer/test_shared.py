@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 
 import pytest
 
@@ -70,3 +71,23 @@ def test_a_mapping_outlives_the_source():
     made.close()
     assert mapped[0] == 7
     assert attach(address, host=host_id()) is None
+
+
+def test_looking_for_memory_where_a_recycled_pid_has_a_pipe_does_not_block(slots, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # nobody writes: opening it again would wait
+    address = dataclasses.replace(slots.address(b""), fd=fd)
+    found = []
+    looking = threading.Thread(
+        target=lambda: found.append(attach(address, host=host_id())), daemon=True
+    )
+    looking.start()
+    looking.join(5.0)
+    blocked = looking.is_alive()
+    if blocked:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # lets it go
+        looking.join()
+    os.close(fd)
+    assert not blocked
+    assert found == [None]
