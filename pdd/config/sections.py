@@ -266,6 +266,13 @@ class SyntheticSection(Section):
     time_scale: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.1
     """Factor on the modelled times: 1 as modelled, 0 as fast as this machine can."""
 
+    step_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.0
+    """Time from each step's tokens to the next step's, instead of the modelled one; what a step
+    takes to compute counts in it. 0: as modelled."""
+
+    log_steps: bool = False
+    """Write when each token was made to steps.jsonl in node.state_dir. For pdd bench gateway."""
+
 
 class TransferSection(Section):
     """How KV blocks travel between nodes."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pdd.engine.synthetic.settings import SyntheticSettings
     from pdd.engine.vllm_settings import VllmSettings
 
+STEP_LOG_NAME = "steps.jsonl"
 _SYNTHETIC_BLOCK_SIZE = 16
 _SYNTHETIC_BATCHED_TOKENS = 2048
 _SYNTHETIC_SEQS = 256
@@ -129,6 +130,8 @@ def synthetic_settings(config: Config) -> "SyntheticSettings":
             crash_at=config.faults.crash_at,
             crash_after_count=config.faults.crash_after_count,
         ),
+        step_s=synthetic.step_s,
+        step_log=config.node.state_dir / STEP_LOG_NAME if synthetic.log_steps else None,
     )
 
 

@@ -14,6 +14,7 @@ sequence out at once, and what the running step had planned for it is skipped.
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 
@@ -40,9 +41,11 @@ from pdd.engine.synthetic.batch import Batch, Chunk, StepPlan, sends_blocks
 from pdd.engine.synthetic.choice import Choice, Vocabulary, choose, ranked
 from pdd.engine.synthetic.kv_rows import KvRows, planes_of
 from pdd.engine.synthetic.ledger import BlockLedger
+from pdd.engine.synthetic.pace import Pace
 from pdd.engine.synthetic.rules import check_job, finish_of
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
 from pdd.engine.synthetic.settings import SyntheticSettings
+from pdd.engine.synthetic.step_log import StepLog
 from pdd.engine.synthetic.transfers import SequenceTransfers
 from pdd.timing.roofline import work_of
 from pdd.transfer.environment import ucx_environment
@@ -107,6 +110,10 @@ class SyntheticEngine:
         self._counts: Counter[str] = Counter()
         self._crash_passes = 0
         self._arrivals = 0
+        self._pace = Pace(settings.step_s) if settings.step_s > 0 else None
+        self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
+        self._sampled: list[str] = []
+        self._sampled_last: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._notify_ready: Callable[[str, JobFacts], None] | None = None
@@ -159,6 +166,8 @@ class SyntheticEngine:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        if self._step_log is not None:
+            self._step_log.close()
         await self.transfers.close()
 
     # --- jobs --------------------------------------------------------------------------------
@@ -286,7 +295,10 @@ class SyntheticEngine:
             if plan.chunks:
                 await self._spend(plan)
                 self._compute(plan)
+                self._log_step()
             elif plan.empty and not (plan.preempted and not planned_again):
+                if self._pace is not None:
+                    self._pace.rest()
                 await self._work.wait()
             planned_again = plan.preempted
             # Readers of this step's tokens come first; they may end sequences.
@@ -320,11 +332,22 @@ class SyntheticEngine:
     async def _spend(self, plan: StepPlan) -> None:
         """Let the step's modelled time pass."""
         work = work_of([(chunk.start, chunk.end) for chunk in plan.chunks])
-        duration_s = self._settings.cost.step_s(work) + self._settings.faults.step_delay_s
+        if self._pace is None:
+            duration_s = self._settings.cost.step_s(work)
+        else:
+            duration_s = self._pace.wait_s(self._clock())
+        duration_s += self._settings.faults.step_delay_s
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += work.token_count
         if duration_s > 0:
             await asyncio.sleep(duration_s)
+
+    def _log_step(self) -> None:
+        """The step's tokens are there and nobody has read them yet."""
+        if self._step_log is not None:
+            self._step_log.add(time.monotonic_ns(), self._sampled, self._sampled_last)
+            self._sampled.clear()
+            self._sampled_last.clear()
 
     def _compute(self, plan: StepPlan) -> None:
         for chunk in plan.chunks:
@@ -361,6 +384,10 @@ class SyntheticEngine:
         if reason is not None:
             self.batch.end(sequence, handed_over=True)
             self._sequences.pop(sequence.key, None)
+        if self._step_log is not None:
+            self._sampled.append(sequence.key)
+            if reason is not None:
+                self._sampled_last.append(sequence.key)
         sequence.outputs.append(
             StepOutput(
                 token_ids=(choice.token_id,),
@@ -390,6 +417,8 @@ class SyntheticEngine:
         loading = sequence.phase is SequencePhase.LOADING
         self._sequences.pop(sequence.key, None)
         self.batch.end(sequence, handed_over=False)
+        if self._step_log is not None:
+            self._step_log.forget(sequence.key)
         if sequence.source_open:
             self.transfers.abort_source(sequence.key, "cancelled")
         if loading:

@@ -1,6 +1,7 @@
 """What a synthetic engine is told: sizes, times, faults."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pdd.config.sections import CrashPoint
 from pdd.timing.roofline import Roofline
@@ -25,6 +26,9 @@ class SyntheticSettings:
     ``kv_head_count``: heads that the ranks share, as a model's; 0 is one for each rank. Nodes with
     equal heads exchange blocks whatever their tensor parallelism.
 
+    ``step_s``: a fixed rhythm (see ``pace``) instead of ``cost``; 0 for none. ``step_log``: file
+    for ``step_log``.
+
     ``block_count`` includes block 0, which is never used. ``max_model_len`` is cut to what the
     pool can hold.
     """
@@ -48,6 +52,8 @@ class SyntheticSettings:
     transport: str = "auto"
     devices: str | None = None
     faults: SyntheticFaults = field(default_factory=SyntheticFaults)
+    step_s: float = 0.0
+    step_log: Path | None = None
 
     @property
     def layout(self) -> ShardLayout:
