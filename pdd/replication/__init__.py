@@ -10,7 +10,7 @@ On disk
     directory_lock   one process per data directory
     offline          replacing a dead replica, with the group stopped
 Between replicas
-    grpc_options, security, hello, peer_queue, peer_sender, peer_service, snapshot_stream, transport
+    grpc_options, hello, peer_queue, peer_sender, peer_service, snapshot_stream, transport
 Driving
     inbox, ticks, submissions, driver, client_service
     replica          one replica put together; replica_main: its process, in tests and drills

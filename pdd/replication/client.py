@@ -26,6 +26,7 @@ from pdd.raft.sessions import SessionStatus, decode_result
 from pdd.replication.leader_finder import LeaderFinder
 from pdd.replication.replica_link import ReplicaLink
 from pdd.rpc.v1 import raft_pb2 as pb
+from pdd.tls.security import PLAIN, Security
 
 ATTEMPT_TIMEOUT_S = 0.5
 """One replica's answer; then another is asked. Above a commit on a busy disk, below an election."""
@@ -49,11 +50,12 @@ class GroupClient:
         *,
         clock: Clock = time.monotonic,
         attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
+        security: Security = PLAIN,
     ) -> None:
         self._clock = clock
         self._attempt_timeout_s = attempt_timeout_s
         self._finder = LeaderFinder(addresses)
-        self._links = {address: ReplicaLink(address) for address in addresses}
+        self._links = {address: ReplicaLink(address, security=security) for address in addresses}
         self._rng = random.Random()  # noqa: S311 -- spreads retries, guards nothing
 
     async def __aenter__(self) -> Self:

@@ -1,5 +1,8 @@
 """What clients and operators ask of this replica: the server side of `Replica`.
 
+Over TLS only schedulers submit; an operator's certificate (role client) looks and steers, and a
+node's does neither.
+
 Bound: ASKED_MAX unanswered submissions on one stream; beyond it a submission is answered
 REJECTED (inbox_full) at once.
 """
@@ -10,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc.aio
+import structlog
 
 from pdd.raft.core import Refusal
 from pdd.raft.proposals import OutcomeKind
@@ -24,8 +28,14 @@ from pdd.replication.submissions import (
 )
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import ReplicaServicer
+from pdd.tls.claims import PeerRefused, check_role
+from pdd.tls.identity import CertificateRole
+from pdd.tls.security import PLAIN, Security
+
+log = structlog.get_logger(__name__)
 
 ASKED_MAX = 4096
+OPERATORS = (CertificateRole.SCHEDULER, CertificateRole.CLIENT)
 
 KINDS = {
     OutcomeKind.OK: pb.OUTCOME_KIND_OK,
@@ -35,14 +45,23 @@ KINDS = {
 
 
 class ClientService(ReplicaServicer):
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, *, security: Security = PLAIN) -> None:
         self._driver = driver
+        self._security = security
+
+    async def _admit(self, context: grpc.aio.ServicerContext, *roles: CertificateRole) -> None:
+        try:
+            check_role(self._security.caller(context), roles)
+        except PeerRefused as error:
+            log.warning("raft_caller_refused", peer=context.peer(), reason=str(error))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     async def Submit(
         self,
         request_iterator: AsyncIterator[pb.SubmitRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.SubmitResponse]:
+        await self._admit(context, CertificateRole.SCHEDULER)
         stream = _Stream()
         reading = asyncio.create_task(self._read(request_iterator, stream))
         reading.add_done_callback(lambda _: stream.wake.set())
@@ -84,6 +103,7 @@ class ClientService(ReplicaServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetStatusResponse:
+        await self._admit(context, *OPERATORS)
         status = self._driver.status()
         return pb.GetStatusResponse(
             replica=status.node,
@@ -103,6 +123,7 @@ class ClientService(ReplicaServicer):
     async def TransferLeadership(
         self, request: pb.TransferLeadershipRequest, context: grpc.aio.ServicerContext
     ) -> pb.TransferLeadershipResponse:
+        await self._admit(context, *OPERATORS)
         refusal = self._driver.transfer_leadership(NodeId(request.target))
         if refusal is Refusal.UNKNOWN_TARGET:
             await context.abort(
@@ -118,6 +139,7 @@ class ClientService(ReplicaServicer):
     async def TakeSnapshot(
         self, request: pb.TakeSnapshotRequest, context: grpc.aio.ServicerContext
     ) -> pb.TakeSnapshotResponse:
+        await self._admit(context, *OPERATORS)
         return pb.TakeSnapshotResponse(snapshot_index=await self._driver.take_snapshot())
 
 

@@ -22,6 +22,7 @@ from pdd.replication.grpc_options import CHANNEL_OPTIONS
 from pdd.replication.replica_main import ROLES_FILE
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import ReplicaStub
+from pdd.tls.security import PLAIN
 
 POLL_S = 0.02
 
@@ -157,7 +158,7 @@ class LocalGroup:
     def stub(self, name: str) -> ReplicaStub:
         if name not in self._channels:
             address = self._members[name].address
-            self._channels[name] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[name] = PLAIN.channel(address, options=CHANNEL_OPTIONS)
         return ReplicaStub(self._channels[name])
 
     async def status(self, name: str) -> pb.GetStatusResponse | None:

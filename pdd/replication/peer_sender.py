@@ -27,6 +27,7 @@ from pdd.replication.hello import HelloRefusedError, check_hello, make_hello
 from pdd.replication.peer_queue import PeerQueue
 from pdd.rpc.v1.raft_pb2 import DeliverRequest, DeliverResponse
 from pdd.rpc.v1.raft_pb2_grpc import RaftStub
+from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +36,13 @@ LINGER_S = 0.02
 
 class PeerSender:
     def __init__(
-        self, config: RaftConfig, peer: NodeId, address: str, *, rng: random.Random
+        self,
+        config: RaftConfig,
+        peer: NodeId,
+        address: str,
+        *,
+        rng: random.Random,
+        security: Security = PLAIN,
     ) -> None:
         self.peer = peer
         self.address = address
@@ -43,6 +50,7 @@ class PeerSender:
         self.is_connected = False
         self._config = config
         self._rng = rng
+        self._security = security
         self._has_news = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._last_fault = ""
@@ -65,14 +73,16 @@ class PeerSender:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            stub = RaftStub(channel)
-            while True:
-                fault = await self._stream(stub)
-                self.is_connected = False
-                self.queue.clear()
-                self._report(fault)
-                await asyncio.sleep(self._rng.uniform(RECONNECT_MIN_S, RECONNECT_MAX_S))
+        while True:
+            version = self._security.version()
+            async with self._security.channel(self.address, options=CHANNEL_OPTIONS) as channel:
+                stub = RaftStub(channel)
+                while self._security.version() is version:
+                    fault = await self._stream(stub)
+                    self.is_connected = False
+                    self.queue.clear()
+                    self._report(fault)
+                    await asyncio.sleep(self._rng.uniform(RECONNECT_MIN_S, RECONNECT_MAX_S))
 
     async def _stream(self, stub: RaftStub) -> str:
         """One life of the stream; why it ended."""

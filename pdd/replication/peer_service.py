@@ -1,8 +1,8 @@
 """What peers send to this replica: the server side of `Raft`.
 
-The stream's hello fixes the sender; a message that names another source is dropped, and its stream
-ends. What cannot be decoded is dropped and counted: a newer peer may say things this one does not
-know yet.
+The stream's hello fixes the sender, and over TLS that must be the scheduler whom the certificate
+names. A message that names another source is dropped, and its stream ends. What cannot be decoded
+is dropped and counted: a newer peer may say things this one does not know yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pdd.raft.config import RaftConfig
 from pdd.raft.messages import InstallSnapshot, Message
 from pdd.raft.values import NodeId
 from pdd.replication.hello import HelloRefusedError, check_hello, make_hello
-from pdd.replication.security import PeerRefusedError, peer_name
 from pdd.replication.snapshot_stream import Assembly, SnapshotBrokenError, SnapshotTooLongError
 from pdd.rpc.v1.raft_pb2 import (
     DeliverRequest,
@@ -28,6 +27,9 @@ from pdd.rpc.v1.raft_pb2 import (
     ReplicaHello,
 )
 from pdd.rpc.v1.raft_pb2_grpc import RaftServicer
+from pdd.tls.claims import PeerRefused, check_claim
+from pdd.tls.identity import CertificateRole
+from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
@@ -37,15 +39,16 @@ class Inbound(Protocol):
         """Take one message, or drop it at the bound. Never blocks, never raises."""
 
 
-class ForgedSourceError(PeerRefusedError):
+class ForgedSourceError(PeerRefused):
     """A peer sent a message in another replica's name."""
 
 
 class PeerService(RaftServicer):
-    def __init__(self, config: RaftConfig, inbound: Inbound) -> None:
+    def __init__(self, config: RaftConfig, inbound: Inbound, *, security: Security = PLAIN) -> None:
         self._config = config
         self._identity = Identity.of(config)
         self._inbound = inbound
+        self._security = security
         self._is_receiving_snapshot = False
         self.undecodable_count = 0
 
@@ -103,11 +106,13 @@ class PeerService(RaftServicer):
     async def _admit(self, hello: ReplicaHello, context: grpc.aio.ServicerContext) -> NodeId:
         try:
             check_hello(hello, self._config)
-            return NodeId(peer_name(hello.replica, context.auth_context()))
+            caller = self._security.caller(context)
+            check_claim(caller, name=hello.replica, roles=(CertificateRole.SCHEDULER,))
+            return NodeId(hello.replica)
         except HelloRefusedError as error:
             log.warning("raft_peer_refused", peer=hello.replica, reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except PeerRefusedError as error:
+        except PeerRefused as error:
             log.warning("raft_peer_refused", peer=hello.replica, reason=str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise AssertionError("abort() returned")

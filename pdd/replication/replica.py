@@ -29,13 +29,14 @@ from pdd.replication.driver import Driver, DriverSettings
 from pdd.replication.filesystem import OsFileSystem
 from pdd.replication.grpc_options import SERVER_OPTIONS
 from pdd.replication.peer_service import PeerService
-from pdd.replication.security import refuse_plain_beyond_loopback
 from pdd.replication.storage import open_storage
 from pdd.replication.transport import Transport
 from pdd.rpc.v1.raft_pb2_grpc import (
     add_RaftServicer_to_server,
     add_ReplicaServicer_to_server,
 )
+from pdd.tls.loopback import refuse_plain_beyond_loopback
+from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +57,8 @@ class ReplicaSettings:
     is_new_cluster: bool
     """The directory may be empty. Say it once in a cluster's life, never for a lost disk."""
     driver: DriverSettings = field(default_factory=DriverSettings)
+    security: Security = PLAIN
+    """Over TLS each replica's certificate is a scheduler's of its own name."""
 
 
 class Replica:
@@ -71,7 +74,10 @@ class Replica:
 
         Raises: ConfigError, StorageError.
         """
-        refuse_plain_beyond_loopback(settings.addresses.values())
+        if settings.security.is_plain:
+            refuse_plain_beyond_loopback(
+                settings.addresses.values(), key="raft", is_localhost_taken=False
+            )
         self._settings = settings
         self._config = RaftConfig(
             node=settings.node,
@@ -101,7 +107,9 @@ class Replica:
             snapshot=restart.snapshot.meta if restart.snapshot is not None else NO_SNAPSHOT,
             entries=restart.entries,
         )
-        self.transport = Transport(self._config, settings.addresses, rng=rng)
+        self.transport = Transport(
+            self._config, settings.addresses, rng=rng, security=settings.security
+        )
         self.driver = Driver(
             core=core,
             storage=storage,
@@ -121,27 +129,29 @@ class Replica:
         """Serve until `stop`. Raises: ConfigError (the port is taken), StorageError,
         DivergenceError."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_RaftServicer_to_server(PeerService(self._config, self.driver), server)
-        add_ReplicaServicer_to_server(ClientService(self.driver), server)
+        security = self._settings.security
+        peers = PeerService(self._config, self.driver, security=security)
+        add_RaftServicer_to_server(peers, server)
+        add_ReplicaServicer_to_server(ClientService(self.driver, security=security), server)
         address = self._settings.addresses[self._settings.node]
         try:
-            server.add_insecure_port(address)
+            security.bind(server, address)
         except RuntimeError as error:
             raise ConfigError(f"raft: cannot listen on {address}: {error}") from error
         await server.start()
-        peers = asyncio.create_task(self.transport.run())
+        sending = asyncio.create_task(self.transport.run())
         driving = asyncio.create_task(self.driver.run())
         try:
-            done, _ = await asyncio.wait({peers, driving}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({sending, driving}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            peers.cancel()
+            sending.cancel()
             self.driver.stop()
             # Nobody is acknowledged from here on; what was not answered is unknown to its client.
             await server.stop(grace=None)
             with contextlib.suppress(asyncio.CancelledError):
-                await peers
+                await sending
             await driving
 
     def stop(self) -> None:

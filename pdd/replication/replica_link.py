@@ -14,6 +14,7 @@ import grpc.aio
 from pdd.replication.grpc_options import CHANNEL_OPTIONS
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import ReplicaStub
+from pdd.tls.security import PLAIN, Security
 
 BATCH_MAX = 1024
 """Submissions in one write."""
@@ -29,10 +30,10 @@ class _Stream:
 
 
 class ReplicaLink:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, security: Security = PLAIN) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub = ReplicaStub(self._channel)
+        self._security = security
+        self._open()
         self._stream = _Stream(is_over=True)
         self._next_id = 0
 
@@ -60,6 +61,11 @@ class ReplicaLink:
             timer.cancel()
             stream.waiting.pop(number, None)
 
+    def _open(self) -> None:
+        self._version = self._security.version()
+        self._channel = self._security.channel(self.address, options=CHANNEL_OPTIONS)
+        self._stub = ReplicaStub(self._channel)
+
     async def close(self) -> None:
         task = self._stream.task
         if task is not None:
@@ -68,6 +74,10 @@ class ReplicaLink:
         await self._channel.close()
 
     async def _run(self, stream: _Stream) -> None:
+        if self._security.version() is not self._version:
+            former = self._channel
+            self._open()
+            await former.close()
         call = self._stub.Submit()
         writing = asyncio.create_task(_write(call, stream))
         reason = "the stream ended"

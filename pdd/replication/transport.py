@@ -25,9 +25,9 @@ from pdd.raft.values import NodeId
 from pdd.replication.grpc_options import CHANNEL_OPTIONS
 from pdd.replication.hello import make_hello
 from pdd.replication.peer_sender import PeerSender
-from pdd.replication.security import refuse_plain_beyond_loopback
 from pdd.replication.snapshot_stream import cut, deadline_s
 from pdd.rpc.v1.raft_pb2_grpc import RaftStub
+from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
@@ -37,18 +37,21 @@ ReportSnapshot = Callable[[NodeId, bool], None]
 
 class Transport:
     def __init__(
-        self, config: RaftConfig, addresses: Mapping[NodeId, str], *, rng: random.Random
+        self,
+        config: RaftConfig,
+        addresses: Mapping[NodeId, str],
+        *,
+        rng: random.Random,
+        security: Security = PLAIN,
     ) -> None:
-        """``addresses``: ``host:port`` of every voter, this one included.
-
-        Raises: ConfigError, for a plain address beyond loopback.
-        """
-        refuse_plain_beyond_loopback(addresses.values())
+        """``addresses``: ``host:port`` of every voter, this one included."""
         self._config = config
+        self._security = security
         self._identity = Identity.of(config)
         self._hello = make_hello(config)
         self._senders = {
-            peer: PeerSender(config, peer, addresses[peer], rng=rng) for peer in config.peers
+            peer: PeerSender(config, peer, addresses[peer], rng=rng, security=security)
+            for peer in config.peers
         }
         self._snapshots: dict[NodeId, asyncio.Task[None]] = {}
         self.report_snapshot: ReportSnapshot = lambda peer, delivered: None
@@ -91,7 +94,7 @@ class Transport:
         try:
             # A channel of its own: its bytes fill no window that heartbeats need.
             address = self._senders[peer].address
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            async with self._security.channel(address, options=CHANNEL_OPTIONS) as channel:
                 await RaftStub(channel).InstallSnapshot(requests, timeout=deadline_s(size_bytes))
             delivered = True
             log.info(

@@ -45,6 +45,16 @@ def caller_of(auth_context: Mapping[str, Iterable[bytes]], *, cluster: str) -> C
     return identity
 
 
+def check_role(caller: CertificateIdentity | None, roles: Iterable[CertificateRole]) -> None:
+    """Raises PeerRefused: the caller's certificate is of none of ``roles``."""
+    allowed = tuple(roles)
+    if caller is not None and caller.role not in allowed:
+        raise PeerRefused(
+            f"this is for {' and '.join(allowed)} certificates, the caller's is that of "
+            f"{caller.role}/{caller.name}"
+        )
+
+
 def check_claim(
     caller: CertificateIdentity | None,
     *,

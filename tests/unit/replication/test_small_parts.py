@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pdd.core.errors import ConfigError
 from pdd.raft.config import RaftConfig
 from pdd.raft.messages import HeartbeatResponse
 from pdd.raft.values import NodeId
@@ -13,11 +12,6 @@ from pdd.replication.inbox import SUBMISSIONS_MAX, Inbox
 from pdd.replication.leader_finder import SILENCE_S, LeaderFinder
 from pdd.replication.peer_queue import BATCH_BYTES, PeerQueue
 from pdd.replication.percentiles import percentile
-from pdd.replication.security import (
-    PeerRefusedError,
-    peer_name,
-    refuse_plain_beyond_loopback,
-)
 from pdd.replication.snapshot_stream import (
     CHUNK_BYTES,
     Assembly,
@@ -120,7 +114,7 @@ def test_the_inbox_drops_messages_beyond_its_bytes_but_takes_one_of_any_size() -
     assert inbox.put_message(message, size_bytes=1)
 
 
-# Who may talk
+# Hellos
 
 
 def test_peers_that_agree_are_admitted() -> None:
@@ -146,24 +140,6 @@ def test_a_peer_without_a_common_version_is_told_to_upgrade() -> None:
     hello.oldest_version, hello.newest_version = 7, 9
     with pytest.raises(HelloRefusedError, match=r"versions 7 to 9.*one release at a time"):
         check_hello(hello, config(A))
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1"])
-def test_plain_addresses_on_loopback_are_taken(address: str) -> None:
-    refuse_plain_beyond_loopback([address])
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1:1", "0.0.0.0:1", "[::]:1", "localhost:1", ":1"])
-def test_plain_addresses_elsewhere_are_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="not on loopback"):
-        refuse_plain_beyond_loopback(["127.0.0.1:1", address])
-
-
-def test_a_certificate_must_name_the_replica_that_the_caller_claims_to_be() -> None:
-    context = {"x509_subject_alternative_name": [b"a", b"a.example"]}
-    assert peer_name("a", context) == "a"
-    with pytest.raises(PeerRefusedError, match=r"'b'.*certificate names"):
-        peer_name("b", context)
 
 
 # Finding the leader
