@@ -33,7 +33,9 @@ def _why_used(state: SourceState, peer: PeerId, grant: Grant) -> Reason | None:
         return Reason.CONSUMED
     sequence = state.sequences.get(grant.key)
     if sequence is None:
-        return Reason.CONSUMED if grant.key in state.finished_keys else None
+        if grant.key in state.finished_keys:
+            return Reason.CONSUMED
+        return Reason.STALE_ATTEMPT if _is_older_than_pending(state, peer, grant) else None
     if sequence.ending is not None:
         return Reason.CONSUMED
     current = state.lanes.get(sequence.nonce)
@@ -42,3 +44,12 @@ def _why_used(state: SourceState, peer: PeerId, grant: Grant) -> Reason | None:
     if current.peer != peer:
         return Reason.CONSUMED
     return Reason.STALE_ATTEMPT if grant.attempt <= current.attempt else None
+
+
+def _is_older_than_pending(state: SourceState, peer: PeerId, grant: Grant) -> bool:
+    """A late copy of what this peer has asked for anew; it would not be asked for a third time."""
+    pending = state.pending.get(grant.key)
+    if pending is None:
+        return False
+    kept_for, kept, _ = pending
+    return kept_for == peer and grant.attempt < kept.attempt

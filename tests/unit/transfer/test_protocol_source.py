@@ -178,6 +178,16 @@ def test_too_many_early_grants_are_refused():
     ]
 
 
+def test_an_early_grant_is_not_replaced_by_an_older_attempt_that_comes_late():
+    source = Source()
+    source.grant(nonce=2, attempt=1)
+    assert messages(source.grant(nonce=1, attempt=0)) == [
+        Refusal(key="k", nonce=1, reason="stale_attempt")
+    ]
+    [accepted] = [effect.record for effect in source.open() if isinstance(effect, SendRecord)]
+    assert (accepted.kind, accepted.nonce) == (RecordKind.ACCEPTED, 2)
+
+
 def test_an_early_grant_is_refused_when_its_time_is_over():
     source = Source(pending_grant_timeout_s=2.0)
     source.grant()
