@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from pdd.config.toml_text import to_toml
+from pdd.control.versions import PROTOCOL_VERSION
 from pdd.daemon.notify_keys import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
 from pdd.engine.synthetic.model import write_model
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -212,7 +213,9 @@ def attach(security: TlsSecurity, address: str, hello: cluster_pb2.Hello) -> grp
 @pytest.mark.parametrize("certificate", ["decode-9", "anna", "scheduler-0"])
 def test_a_node_with_another_ones_certificate_cannot_attach(hosts: Hosts, certificate: str) -> None:
     before = len(hosts.events("scheduler-0", "caller_refused"))
-    hello = cluster_pb2.Hello(role="decode", address="127.0.0.9:1", protocol_version=1)
+    hello = cluster_pb2.Hello(
+        role="decode", address="127.0.0.9:1", protocol_version=PROTOCOL_VERSION
+    )
     hello.identity.name, hello.identity.uuid, hello.identity.boot_epoch = "decode-0", "x", 99
     error = attach(hosts.security(certificate), hosts.addresses["scheduler-0"]["grpc"], hello)
     assert error is not None
