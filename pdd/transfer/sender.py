@@ -170,7 +170,12 @@ class Sender:
     def _send_chunk(self, effect: SendChunk) -> bool:
         """Announce and post a chunk; False when there is no buffer for it now."""
         if effect.shared and self._shared is not None:
-            return self._share_chunk(effect, self._shared)
+            if self._share_chunk(effect, self._shared):
+                return True
+            if self._shared.has_lent(effect.peer):
+                return False
+            # Others hold every slot, and if they stand still, until their leases end: then rather
+            # by messages, which a target that has asked for shared memory takes as well.
         share = self._share_of(effect.peer)
         size = len(effect.block_ids) * share.pool.block_bytes
         buffer: ByteArray | None = None
@@ -207,7 +212,7 @@ class Sender:
         return True
 
     def _share_chunk(self, effect: SendChunk, shared: SharedSlots) -> bool:
-        """As ``_send_chunk``, through shared memory; the target's answer frees the slot."""
+        """Through shared memory, if there is a slot; the target's answer frees it."""
         slot = shared.take(effect.peer)
         if slot is None:
             return False

@@ -31,7 +31,8 @@ class TransferSettings:
     ``shared_memory``: between ranks of one host and user with pools in host memory, the bytes go
         through shared memory (see ``shared``) and only records over UCX. Both ranks must have it
         on; else all goes over UCX.
-    ``shared_slots``: chunks that this rank's shared memory holds.
+    ``shared_slots``: chunks that this rank's shared memory holds, for all peers; what goes to a
+        peer that finds none left, and has none, goes over UCX.
     ``chunk_bytes``: blocks are sent in chunks of about this size (at least one block).
     ``window_chunks``: chunks on the way to one peer; more wait at the source.
     ``stage_below_bytes``: contiguous stretches shorter than this are gathered into, and scattered

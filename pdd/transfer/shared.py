@@ -42,7 +42,9 @@ def host_id() -> str:
 class SharedSlots:
     """The source's side: ``slot_count`` slots of ``slot_bytes``, lent like staging buffers.
 
-    At most ``per_peer`` slots are lent for one peer; at a bound ``take`` returns None.
+    At most ``per_peer`` slots are lent for one peer; at a bound ``take`` returns None. A slot comes
+    back when the target answers, or when every message of its connection is final: with a target
+    that stands still that can take until the end of the transfer's lease.
     """
 
     def __init__(self, *, slot_bytes: int, slot_count: int, per_peer: int) -> None:
@@ -79,8 +81,21 @@ class SharedSlots:
 
     def give(self, peer: PeerId, slot: int) -> None:
         """Take a slot back."""
-        self._lent[peer] -= 1
+        left = self._lent[peer] - 1
+        if left:
+            self._lent[peer] = left
+        else:
+            del self._lent[peer]
         self._free.append(slot)
+
+    def has_lent(self, peer: PeerId) -> bool:
+        """Whether a slot is lent for this peer, so that one will come back from it."""
+        return peer in self._lent
+
+    @property
+    def lent_count(self) -> int:
+        """Slots in use."""
+        return sum(self._lent.values())
 
     def part(self, slot: int, size_bytes: int) -> ByteArray:
         """The first ``size_bytes`` of a slot."""
