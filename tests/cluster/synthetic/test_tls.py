@@ -21,7 +21,14 @@ from pdd.config.toml_text import to_toml
 from pdd.control.versions import PROTOCOL_VERSION
 from pdd.daemon.notify_keys import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
 from pdd.engine.synthetic.model import write_model
-from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pdd.rpc.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+)
 from pdd.tls.paths import TlsPaths
 from pdd.tls.security import TlsSecurity
 from tests.vllm.cluster import run_cli
@@ -58,8 +65,9 @@ class Hosts:
     def security(self, name: str) -> TlsSecurity:
         return TlsSecurity(TlsPaths(**{key: Path(f) for key, f in self.files(name).items()}))
 
-    def issue(self, name: str, role: str, *hosts: str) -> None:
+    def issue(self, name: str, role: str, *hosts: str, force: bool = False) -> None:
         options = [part for host in hosts for part in ("--host", host)]
+        options += ["--force"] * force
         done = run_cli("certs", "issue", name, "--role", role, "--dir", str(self.certs), *options)
         assert done.returncode == 0, done.stderr
 
@@ -225,11 +233,52 @@ def test_a_node_with_another_ones_certificate_cannot_attach(hosts: Hosts, certif
     refused = hosts.events("scheduler-0", "caller_refused")
     assert [entry["claimed"] for entry in refused[before:]] == ["decode/decode-0"]
     with hosts.client() as client:
-        lines = client.get("/metrics").text.splitlines()
-        (count,) = [line for line in lines if line.startswith("pdd_refused_callers_total ")]
-        assert float(count.partition(" ")[2]) == len(refused)
+        assert metric(client, "pdd_refused_callers_total") == len(refused)
+        assert metric(client, "pdd_certificate_expiry_timestamp_seconds") > 0
         assert client.get("/health").status_code == 200
     assert hosts.events("scheduler-0", "node_lost") == []
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """One sample of ``/metrics``; 0 while there is none."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_a_node_hears_no_transfer_message_in_another_ones_name(hosts: Hosts) -> None:
+    request = node_pb2.RelayRequest(source_address="127.0.0.9:1", payload=b"x")
+    request.source.name, request.source.uuid, request.source.boot_epoch = "prefill-0", "x", 1
+    address = hosts.addresses["decode-0"]["grpc"]
+    with hosts.security("decode-9").blocking_channel(address, options=OPTIONS) as channel:
+        stub = node_pb2_grpc.NodeStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Relay(request, timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    (refused,) = hosts.events("decode-0", "caller_refused")
+    assert refused["claimed"] == "prefill-0"
+    deadline_s = time.monotonic() + WAIT_S
+    with hosts.client() as client:
+        while metric(client, 'pdd_kv_transfer_refused_callers_total{node="decode-0"}') != 1.0:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+def test_a_renewed_front_door_needs_no_restart(hosts: Hosts) -> None:
+    def serial() -> str:
+        host, _, port = hosts.addresses["scheduler-0"]["http"].partition(":")
+        trust = ssl.create_default_context(cafile=hosts.certs / "ca.crt")
+        with (
+            socket.create_connection((host, int(port)), timeout=WAIT_S) as raw,
+            trust.wrap_socket(raw, server_hostname=host) as connection,
+        ):
+            return str((connection.getpeercert() or {})["serialNumber"])
+
+    before = serial()
+    assert serial() == before
+    hosts.issue("front", "scheduler", "127.0.0.1", force=True)
+    shown = run_cli("certs", "show", str(hosts.certs / "front.crt"), "-o", "json")
+    assert int(serial(), 16) == int(json.loads(shown.stdout)["serial"], 16) != int(before, 16)
+    assert len(hosts.events("scheduler-0", "certificate_renewed")) == 1
 
 
 def test_a_daemon_with_another_ones_certificate_does_not_even_start(hosts: Hosts) -> None:
