@@ -46,7 +46,7 @@ from pdd.transfer.receiver import Flow, Receiver, Receiving, RecordBuffer
 from pdd.transfer.sender import Sender, Sending
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.share import Share
-from pdd.transfer.shared import SharedSlots, attach, host_id
+from pdd.transfer.shared import PeerMemories, SharedSlots, host_id
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import Connection, Peer, PeerId, Reason, TransferEvent
@@ -85,7 +85,11 @@ class TransferDriver:
         self._counters = counters
         counters.update({"ucx_bytes": 0, "shared_bytes": 0})
         self._clock = clock
-        self._host = host_id() if shared is not None else ""
+        self._peers: dict[PeerId, Peer] = {}
+        self._memories = PeerMemories(
+            host=host_id() if shared is not None else "",
+            address_of=lambda peer: self._peers[peer].ucx_address,
+        )
         self._stagings: list[Staging] = []
         self._whole = Share(pool, settings)
         self._out_shares: dict[PeerId, Share] = {}
@@ -103,6 +107,7 @@ class TransferDriver:
             transport=transport,
             settings=settings,
             staging=self._make_staging(),
+            memories=self._memories,
             share_of=self._in_share,
             counters=counters,
             clock=clock,
@@ -120,7 +125,6 @@ class TransferDriver:
             lands_direct=self._receiver.lands_direct,
             new_nonce=lambda: secrets.randbelow((1 << NONCE_BITS) - 1) + 1,
         )
-        self._peers: dict[PeerId, Peer] = {}
         self._finals: deque[tuple[object, bool]] = deque()
 
     def _make_staging(self) -> Staging:
@@ -143,7 +147,7 @@ class TransferDriver:
             same_rank = (known.uuid, known.rank) == (peer_id.uuid, peer_id.rank)
             if same_rank and known.boot_epoch < peer_id.boot_epoch:
                 self._transport.abort(known)
-                self._receiver.mapped.pop(known, None)
+                self._memories.forget(known)
         if peer.ucx_address or peer_id not in self._peers:
             self._peers[peer_id] = peer
 
@@ -189,13 +193,7 @@ class TransferDriver:
 
     def shares_memory_with(self, peer: PeerId) -> bool:
         """Whether this rank can read that peer's shared memory; mapped when first asked."""
-        if self._host and peer not in self._receiver.mapped:
-            try:
-                address = unpack_address(self._peers[peer].ucx_address)
-            except ValueError:
-                return False  # told when it is connected to
-            self._receiver.mapped[peer] = attach(address, host=self._host)
-        return self._receiver.mapped.get(peer) is not None
+        return self._memories.of(peer) is not None
 
     def set_shares(
         self,
@@ -219,6 +217,7 @@ class TransferDriver:
     def disconnect(self, peer: PeerId) -> None:
         """Close the endpoint to a peer, if there is one."""
         self._transport.abort(peer)
+        self._memories.forget(peer)  # mapped again if something it has said yet needs it
 
     # ------------------------------------------------------------------------------ the loop
 
@@ -289,7 +288,7 @@ class TransferDriver:
             if not lanes:
                 continue
             flow = self._receiver.flows.get(peer, Flow())
-            if self._receiver.mapped.get(peer) is not None:
+            if self._memories.is_mapped(peer):
                 lanes = (*lanes, "shared_memory")
             found.append(
                 Connection(
@@ -367,6 +366,7 @@ class TransferDriver:
     def _on_lost(self, peer: PeerId) -> None:
         self._counters["peers_lost"] += 1
         self._sender.forget(peer)
+        self._memories.forget(peer)  # before the target asks for more: then it is mapped anew
         event = PeerLost(peer=peer)
         self.source(event)
         self.target(event)

@@ -23,7 +23,7 @@ from pdd.transfer.pool import ByteArray
 from pdd.transfer.protocol_values import ChunkReceived, DiscardChunk, PostRecord, ReceiveChunk
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.share import Share
-from pdd.transfer.shared import PAGE_BYTES
+from pdd.transfer.shared import PAGE_BYTES, PeerMemories
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import PeerId
@@ -90,6 +90,7 @@ class Receiver:
         transport: Transport,
         settings: TransferSettings,
         staging: Staging,
+        memories: PeerMemories,
         share_of: Callable[[PeerId], Share],
         counters: Counter[str],
         clock: Callable[[], float],
@@ -97,14 +98,13 @@ class Receiver:
         self._transport = transport
         self._settings = settings
         self._staging = staging
+        self._memories = memories
         self._share_of = share_of
         self._counters = counters
         self._clock = clock
         self._receiving: dict[tuple[int, int], Receiving] = {}  # by nonce and serial
         self._waiting: deque[Receiving] = deque()  # for a staging buffer; bounded as lanes are
         self._discard_buffer = np.zeros(8, np.uint8)
-        self.mapped: dict[PeerId, ByteArray | None] = {}
-        """Other ranks' shared memory; None where it cannot be mapped."""
         self.flows: dict[PeerId, Flow] = {}
         self.later: deque[ChunkReceived] = deque()
         """Events born while effects are obeyed; the driver gives them to the protocol next."""
@@ -207,7 +207,7 @@ class Receiver:
         meanwhile.
         """
         record = receiving.record
-        mapped = self.mapped.get(receiving.peer)
+        mapped = self._memories.of(receiving.peer)
         start = (record.shared_page - 1) * PAGE_BYTES
         if mapped is None or start + record.size_bytes > mapped.nbytes:
             self._transport.abort(receiving.peer)

@@ -19,13 +19,14 @@ import fcntl
 import mmap
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from pdd.transfer.pool import ByteArray
 from pdd.transfer.values import PeerId
-from pdd.wire.address import RankAddress
+from pdd.wire.address import RankAddress, unpack_address
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 PAGE_BYTES = 4096
@@ -136,6 +137,40 @@ def attach(address: RankAddress, *, host: str) -> ByteArray | None:
     finally:
         os.close(fd)
     return np.frombuffer(mapped, np.uint8)
+
+
+class PeerMemories:
+    """The target's side: other ranks' shared memory, each mapped from the first use until it is
+    forgotten, which is when the connection to its rank is gone: the pages of a dead source are
+    held by whoever maps them.
+
+    Args:
+        host: this rank's ``host_id``; empty where nothing is to be mapped.
+        address_of: a peer's packed address.
+    """
+
+    def __init__(self, *, host: str, address_of: Callable[[PeerId], bytes]) -> None:
+        self._host = host
+        self._address_of = address_of
+        self._mapped: dict[PeerId, ByteArray | None] = {}
+
+    def of(self, peer: PeerId) -> ByteArray | None:
+        """Mapped now if it was not; None where that is not possible."""
+        if self._host and peer not in self._mapped:
+            try:
+                address = unpack_address(self._address_of(peer))
+            except ValueError:
+                return None  # told when it is connected to
+            self._mapped[peer] = attach(address, host=self._host)
+        return self._mapped.get(peer)
+
+    def is_mapped(self, peer: PeerId) -> bool:
+        """Whether it is mapped already."""
+        return self._mapped.get(peer) is not None
+
+    def forget(self, peer: PeerId) -> None:
+        """Let the memory go. Nothing may be about to be copied out of it."""
+        self._mapped.pop(peer, None)
 
 
 def _want_huge_pages(mapped: mmap.mmap) -> None:

@@ -261,8 +261,9 @@ def test_a_source_without_any_receipt_gives_its_blocks_back_at_the_deadline(make
     assert source.next_events()[0].reason is Reason.DEADLINE
 
 
-def test_a_closed_connection_is_resumed_once_with_what_is_missing(make_ranks):
-    source, target = make_ranks()
+@pytest.mark.parametrize("layout", ["layer", "shared"])
+def test_a_closed_connection_is_resumed_once_with_what_is_missing(make_ranks, layout):
+    source, target = make_ranks(layout=layout)
     start(source, target)
     source.engine.source_append("k", first_index=0, block_ids=SOURCE_IDS[:4], last=False)
     target.wait_for("chunks_received", 1)

@@ -1,6 +1,8 @@
-"""Shared memory in the driver: who gets a slot, and when it comes back."""
+"""Shared memory in the driver: who gets a slot, and how long a peer's memory stays mapped."""
 
+import os
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from pdd.transfer.pool import BlockPool
 from pdd.transfer.protocol_values import SendChunk
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.shared import PAGE_BYTES, SharedSlots
-from pdd.transfer.values import PeerId
+from pdd.transfer.values import Peer, PeerId
+from pdd.wire.address import pack_address
 
 
 class Transport:
@@ -122,3 +125,38 @@ def test_a_slot_comes_back_when_its_peer_is_lost(rig, slots):
     rig.transport.finals, rig.transport.lost = [(rig.transport.answers[0], False)], [peer_id("x")]
     rig.driver.step()
     assert slots.lent_count == 0
+
+
+@pytest.fixture
+def source():
+    """Another rank's memory, and where it is."""
+    made = SharedSlots(slot_bytes=PAGE_BYTES, slot_count=2, per_peer=1)
+    identity = NodeIdentity(name="s", uuid="s", boot_epoch=1)
+    address = pack_address(made.address(b"ucx"))
+    peer = Peer(identity=identity, rank=0, control_address="s:1", ucx_address=address)
+    yield made, peer
+    made.close()
+
+
+def mappings_of(memory):
+    return Path("/proc/self/maps").read_text().count(memory.address(b"").name)
+
+
+def descriptor_count():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("ending", ["left", "lost"])
+def test_the_memory_of_a_peer_that_is_gone_is_let_go(rig, source, ending):
+    memory, peer = source
+    before = mappings_of(memory), descriptor_count()
+    for _ in range(3):  # it comes and goes
+        rig.driver.learn_peer(peer)
+        assert rig.driver.shares_memory_with(peer.peer_id)
+        assert mappings_of(memory) == before[0] + 1
+        if ending == "left":
+            rig.driver.disconnect(peer.peer_id)
+        else:
+            rig.transport.lost = [peer.peer_id]
+            rig.driver.step()
+        assert (mappings_of(memory), descriptor_count()) == before
