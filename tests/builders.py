@@ -9,6 +9,7 @@ from pdd.core.sampling import Sampling
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.events import Event, NodeJoined
+from pdd.scheduler.prefixes import PrefixDirectory
 from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 
 BLOCK_SIZE = 16
@@ -86,9 +87,14 @@ class Cluster:
     Prompts go to a prefill node wherever that is possible, unless a test says otherwise.
     """
 
-    def __init__(self, *nodes: str | NodeJoined, **settings: Any) -> None:
+    def __init__(
+        self,
+        *nodes: str | NodeJoined,
+        directory: PrefixDirectory | None = None,
+        **settings: Any,
+    ) -> None:
         settings.setdefault("path", PathSettings(mode=PathMode.DISAGGREGATED))
-        self.core = SchedulerCore(SchedulerSettings(**settings))
+        self.core = SchedulerCore(SchedulerSettings(**settings), directory=directory)
         self.now_s = 1000.0
         for node in nodes:
             self.step(node if isinstance(node, NodeJoined) else make_joined(node))

@@ -21,6 +21,7 @@ from pdd.cli.node import node
 from pdd.cli.serve import serve
 from pdd.cli.up import supervise, up
 from pdd.cli.version import version
+from pdd.cli.why import why
 from pdd.core.errors import ConfigError, PddError
 
 
@@ -40,6 +41,7 @@ for _command in (
     down,
     chat,
     node,
+    why,
     doctor,
     serve,
     config,

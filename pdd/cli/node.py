@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pdd.cli.node_drain import cordon, drain, uncordon
 from pdd.cli.options import output_option, resolve_state_dir, state_dir_option
 from pdd.cli.output import print_json, print_table
+from pdd.cli.scheduler import pick_name, scheduler_option
 from pdd.cli.tls import client_security, tls_options
 
 if TYPE_CHECKING:
@@ -26,14 +28,10 @@ _COLUMNS = (
 )
 _LINK_COLUMNS = ("FROM", "TRANSPORT", "RECEIVED", "SPEED", "LANES")
 
-scheduler_option = click.option(
-    "--scheduler", metavar="HOST:PORT", help="gRPC address of a scheduler."
-)
-
 
 @click.group()
 def node() -> None:
-    """Look at the nodes of a cluster."""
+    """Look at the nodes of a cluster, take one out, give it back."""
 
 
 @node.command("list")
@@ -135,11 +133,9 @@ def _rows(
 
 
 def _pick(name: str, rows: "list[NodeRow]") -> "NodeRow":
-    matches = [row for row in rows if row.name.startswith(name)]
-    exact = [row for row in matches if row.name == name]
-    if exact or len(matches) == 1:
-        return (exact or matches)[0]
-    names = ", ".join(row.name for row in matches or rows)
-    if matches:
-        raise click.ClickException(f"{name!r} matches {len(matches)} nodes: {names}")
-    raise click.ClickException(f"no node {name!r}; there are {names or 'none'}")
+    by_name = {row.name: row for row in rows}
+    return by_name[pick_name(name, list(by_name))]
+
+
+for _command in (cordon, uncordon, drain):
+    node.add_command(_command)

@@ -82,6 +82,30 @@ class NodeSession:
         self.closed.set()
 
 
+class UnknownNode(Exception):
+    """There is no node of that name. The message names those that there are."""
+
+
+class ClusterOperator(Protocol):
+    """What an operator may ask by hand."""
+
+    def cordon(self, name: str, *, message: str, is_drain: bool) -> bool:
+        """Take a node out; whether that changed anything. Raises UnknownNode."""
+        ...
+
+    def uncordon(self, name: str) -> bool:
+        """Give a node back; whether that changed anything. Raises UnknownNode."""
+        ...
+
+    def drain_state(self, name: str) -> cluster_pb2.DrainState:
+        """How far a node is from holding nothing. Raises UnknownNode."""
+        ...
+
+    def decisions(self, request_id: str) -> list[cluster_pb2.Decision]:
+        """How a request was placed, oldest first; empty if nothing is remembered of it."""
+        ...
+
+
 class ClusterHandler(Protocol):
     """Who is told what nodes say. All calls come on the event loop, in stream order per node."""
 
@@ -99,6 +123,11 @@ class ClusterHandler(Protocol):
 
     def list_nodes(self) -> list[cluster_pb2.NodeInfo]:
         """For ``ListNodes``."""
+        ...
+
+    @property
+    def operator(self) -> ClusterOperator:
+        """For what is asked by hand."""
         ...
 
 
@@ -159,6 +188,59 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         """All nodes by name; for members and clients of the cluster."""
         await self._caller(context)
         return cluster_pb2.ListNodesResponse(nodes=self._handler.list_nodes())
+
+    async def CordonNode(
+        self, request: cluster_pb2.CordonNodeRequest, context: Any
+    ) -> cluster_pb2.CordonNodeResponse:
+        """See cluster.proto."""
+        await self._caller(context)
+        try:
+            is_changed = self._handler.operator.cordon(
+                request.node, message=request.message, is_drain=request.is_drain
+            )
+            state = self._handler.operator.drain_state(request.node)
+        except UnknownNode as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # not reached: abort raised
+        return cluster_pb2.CordonNodeResponse(is_changed=is_changed, state=state)
+
+    async def UncordonNode(
+        self, request: cluster_pb2.UncordonNodeRequest, context: Any
+    ) -> cluster_pb2.UncordonNodeResponse:
+        """See cluster.proto."""
+        await self._caller(context)
+        try:
+            is_changed = self._handler.operator.uncordon(request.node)
+        except UnknownNode as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # not reached: abort raised
+        return cluster_pb2.UncordonNodeResponse(is_changed=is_changed)
+
+    async def GetDrainState(
+        self, request: cluster_pb2.GetDrainStateRequest, context: Any
+    ) -> cluster_pb2.GetDrainStateResponse:
+        """See cluster.proto."""
+        await self._caller(context)
+        try:
+            state = self._handler.operator.drain_state(request.node)
+        except UnknownNode as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # not reached: abort raised
+        return cluster_pb2.GetDrainStateResponse(state=state)
+
+    async def ListDecisions(
+        self, request: cluster_pb2.ListDecisionsRequest, context: Any
+    ) -> cluster_pb2.ListDecisionsResponse:
+        """See cluster.proto."""
+        await self._caller(context)
+        decisions = self._handler.operator.decisions(request.request_id)
+        if not decisions:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"nothing is remembered of request {request.request_id!r}: it is too long ago, or "
+                "another scheduler had it",
+            )
+        return cluster_pb2.ListDecisionsResponse(decisions=decisions)
 
     async def _caller(self, context: Any) -> CertificateIdentity | None:
         try:

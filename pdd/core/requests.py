@@ -19,7 +19,9 @@ class Path(StrEnum):
 class GenerateRequest:
     """A checked request: tokenised once, here and nowhere else.
 
-    ``cache_salt`` and ``tenant`` keep prefix caches apart. Lower ``priority`` runs earlier.
+    ``affinity_key``: the caller's own name for what belongs together (``prompt_cache_key``, else
+    ``user``): equal ones go to the same nodes while these have room. ``cache_salt`` and ``tenant``
+    keep prefix caches apart. Lower ``priority`` runs earlier.
     ``deadline_s``: seconds from acceptance after which the request is ended with an error.
     """
 
@@ -28,6 +30,7 @@ class GenerateRequest:
     sampling: Sampling
     tenant: str = ""
     cache_salt: str = ""
+    affinity_key: str = ""
     priority: int = 0
     deadline_s: float = 600.0
 

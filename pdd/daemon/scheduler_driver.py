@@ -20,6 +20,8 @@ from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
+from pdd.daemon.operator_desk import OperatorDesk
+from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.transfer_metrics import known_counters
 from pdd.rpc.v1 import cluster_pb2
@@ -76,6 +78,8 @@ class SchedulerDriver:
         self._model = model
         self._tokenizer_digest = tokenizer_digest
         self._sessions: dict[NodeName, NodeSession] = {}
+        self._prompt_keys = PromptKeys(model=model)
+        self.operator = OperatorDesk(core=core, clock=clock, step=self._step)
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
@@ -90,7 +94,11 @@ class SchedulerDriver:
     def start(self, request: GenerateRequest, sink: Sink) -> None:
         """See ``Inference.start``."""
         self._streams[request.request_id] = RequestStream(sink)
-        self._step(RequestArrived(request=request))
+        keys = b""
+        for node in self._core.nodes.values():  # one block size in a cluster
+            keys = self._prompt_keys.of(request, block_size_tokens=node.block_size)
+            break
+        self._step(RequestArrived(request=request, keys=keys, caller_key=request.affinity_key))
 
     def cancel(self, request_id: RequestId) -> None:
         """See ``Inference.cancel``."""
@@ -355,7 +363,7 @@ class SchedulerDriver:
             kind=effect.kind,
             prompt_token_ids=request.prompt_token_ids,
             sampling=sampling_to_proto(sampling),
-            cache_salt=_salt(request),
+            cache_salt=prefix_salt(request),
             priority=request.priority,
             deadline_s=effect.deadline_s,
             grammar_kind=sampling.grammar.kind if sampling.grammar else "",
@@ -557,10 +565,3 @@ def _failure_kind(name: str) -> FailureKind:
     except ValueError:
         log.warning("failure_kind_unknown", kind=name)
         return FailureKind.ENGINE
-
-
-def _salt(request: GenerateRequest) -> str:
-    """Keeps tenants and salts apart in the engines' prefix caches."""
-    if not request.tenant and not request.cache_salt:
-        return ""
-    return f"{len(request.tenant)}:{request.tenant}:{request.cache_salt}"

@@ -203,6 +203,7 @@ class Door:
                     random_seed=self._seed_source(),
                 ),
                 cache_salt=fields.cache_salt or "",
+                affinity_key=fields.prompt_cache_key or fields.user or "",
                 priority=fields.priority or 0,
                 deadline_s=deadline_s,
             ),

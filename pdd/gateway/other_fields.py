@@ -36,11 +36,9 @@ def _equals(*allowed: object) -> Test:
 
 # Fields without any effect on the answer: only their type is checked. None is always fine.
 _NO_EFFECT: Mapping[str, tuple[str, Test]] = {
-    "user": ("a string", _is_string),
     "metadata": ("an object", _is_object),
     "store": ("a boolean", _is_boolean),
     "service_tier": ("a string", _is_string),
-    "prompt_cache_key": ("a string", _is_string),
     "prompt_cache_retention": ("a string", _is_string),
     "safety_identifier": ("a string", _is_string),
     "prompt_cache_options": ("an object", _is_object),

@@ -25,6 +25,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_CACHE_SALT_CHARS = 128
+MAX_KEY_CHARS = 1024
 
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -82,6 +83,8 @@ class SharedFields(BaseModel):
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    user: str | None = Field(None, max_length=MAX_KEY_CHARS)
+    prompt_cache_key: str | None = Field(None, max_length=MAX_KEY_CHARS)
     priority: int | None = Field(None, ge=-INT32_MAX - 1, le=INT32_MAX)
 
     @property

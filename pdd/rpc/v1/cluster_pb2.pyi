@@ -337,3 +337,157 @@ class NodeInfo(_message.Message):
     model: str
     links: _containers.RepeatedCompositeFieldContainer[PeerLink]
     def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ...) -> None: ...
+
+class CordonNodeRequest(_message.Message):
+    __slots__ = ("node", "message", "is_drain")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAIN_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    message: str
+    is_drain: bool
+    def __init__(self, node: _Optional[str] = ..., message: _Optional[str] = ..., is_drain: _Optional[bool] = ...) -> None: ...
+
+class CordonNodeResponse(_message.Message):
+    __slots__ = ("is_changed", "state")
+    IS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    is_changed: bool
+    state: DrainState
+    def __init__(self, is_changed: _Optional[bool] = ..., state: _Optional[_Union[DrainState, _Mapping]] = ...) -> None: ...
+
+class UncordonNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class UncordonNodeResponse(_message.Message):
+    __slots__ = ("is_changed",)
+    IS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    is_changed: bool
+    def __init__(self, is_changed: _Optional[bool] = ...) -> None: ...
+
+class GetDrainStateRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class GetDrainStateResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: DrainState
+    def __init__(self, state: _Optional[_Union[DrainState, _Mapping]] = ...) -> None: ...
+
+class DrainState(_message.Message):
+    __slots__ = ("is_cordoned", "is_draining", "is_drained", "is_lost", "held_request_count", "began_request_count", "drain_s", "message")
+    IS_CORDONED_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
+    HELD_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    is_cordoned: bool
+    is_draining: bool
+    is_drained: bool
+    is_lost: bool
+    held_request_count: int
+    began_request_count: int
+    drain_s: float
+    message: str
+    def __init__(self, is_cordoned: _Optional[bool] = ..., is_draining: _Optional[bool] = ..., is_drained: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., held_request_count: _Optional[int] = ..., began_request_count: _Optional[int] = ..., drain_s: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ListDecisionsRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ListDecisionsResponse(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("request_id", "generation", "age_s", "outcome", "path", "reason", "waited_s", "repeated_count", "choices", "path_inputs")
+    class PathInputsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PATH_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    age_s: float
+    outcome: str
+    path: str
+    reason: str
+    waited_s: float
+    repeated_count: int
+    choices: _containers.RepeatedCompositeFieldContainer[Choice]
+    path_inputs: _containers.ScalarMap[str, float]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., age_s: _Optional[float] = ..., outcome: _Optional[str] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeated_count: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., path_inputs: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("role", "candidates", "other_counts")
+    class OtherCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    other_counts: _containers.ScalarMap[str, int]
+    def __init__(self, role: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., other_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("node", "is_chosen", "dropped_by", "dropped_reason", "inputs", "scores", "total")
+    class InputsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ScoresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    IS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BY_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_REASON_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    is_chosen: bool
+    dropped_by: str
+    dropped_reason: str
+    inputs: _containers.ScalarMap[str, float]
+    scores: _containers.ScalarMap[str, float]
+    total: float
+    def __init__(self, node: _Optional[str] = ..., is_chosen: _Optional[bool] = ..., dropped_by: _Optional[str] = ..., dropped_reason: _Optional[str] = ..., inputs: _Optional[_Mapping[str, float]] = ..., scores: _Optional[_Mapping[str, float]] = ..., total: _Optional[float] = ...) -> None: ...

@@ -45,6 +45,26 @@ class ClusterStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.CordonNode = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/CordonNode',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.CordonNodeRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.CordonNodeResponse.FromString,
+                _registered_method=True)
+        self.UncordonNode = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/UncordonNode',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.UncordonNodeRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.UncordonNodeResponse.FromString,
+                _registered_method=True)
+        self.GetDrainState = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/GetDrainState',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateResponse.FromString,
+                _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/ListDecisions',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -67,6 +87,37 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CordonNode(self, request, context):
+        """CordonNode takes a node out: it finishes what it has and is given nothing new. It holds for the
+        node's name, over restarts of the node, until UncordonNode or the end of this scheduler.
+        Idempotent. Errors: NOT_FOUND (no such node; the message names those that there are).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UncordonNode(self, request, context):
+        """UncordonNode gives a node back. Idempotent. Errors: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDrainState(self, request, context):
+        """GetDrainState tells how far a node is from holding nothing. Idempotent. Errors: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDecisions(self, request, context):
+        """ListDecisions tells how a request of the last hour was placed. Idempotent. Errors: NOT_FOUND
+        (nothing is remembered of it).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +130,26 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListNodesRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'CordonNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.CordonNode,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.CordonNodeRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.CordonNodeResponse.SerializeToString,
+            ),
+            'UncordonNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UncordonNode,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.UncordonNodeRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.UncordonNodeResponse.SerializeToString,
+            ),
+            'GetDrainState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDrainState,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateResponse.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +207,114 @@ class Cluster:
             '/pdd.rpc.v1.Cluster/ListNodes',
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListNodesRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CordonNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/CordonNode',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.CordonNodeRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.CordonNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UncordonNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/UncordonNode',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.UncordonNodeRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.UncordonNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDrainState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/GetDrainState',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/ListDecisions',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -311,7 +311,7 @@ def test_a_node_of_another_tensor_parallelism_joins_and_serves(
             cluster,
             tmp_path,
             "engine.tensor_parallel_size=2",
-            f"engine.kv_cache_bytes={256 << 20}",  # the larger pool: it is preferred
+            f"engine.kv_cache_bytes={256 << 20}",
         ):
             wait_for(
                 cluster,
@@ -323,15 +323,18 @@ def test_a_node_of_another_tensor_parallelism_joins_and_serves(
                 ),
             )
             before = connects(cluster)
+            # decode-0 holds these prompts, and would be given them again.
+            place = ("--state-dir", str(cluster.state_dir))
+            assert run_cli("node", "cordon", "decode-0", *place).returncode == 0
             answers = [cluster.complete(prompt, **body) for prompt in prompts]
+            assert run_cli("node", "uncordon", "decode-0", *place).returncode == 0
             usages = [one["usage"]["pdd"] for one in answers]
-            assert "decode-9" in {usage["decode_node"] for usage in usages}
+            assert {usage["decode_node"] for usage in usages} == {"decode-9"}
             for answer, usage, other in zip(answers, usages, expected, strict=True):
                 assert answer["choices"] == other["choices"]
                 assert usage["path"] == "disaggregated"
                 assert usage["decode_computed_prompt_tokens"] == 0
-                if usage["decode_node"] == "decode-9":
-                    assert usage["transferred_bytes"] == 4 * 16 * 256 * 4, "4 blocks of 4 heads"
+                assert usage["transferred_bytes"] == 4 * 16 * 256 * 4, "4 blocks of 4 heads"
             assert connects(cluster) == before
         cluster.wait_until_idle(within_s=WAIT_S)
     finally:

@@ -74,7 +74,7 @@ SHARED: list[tuple[str, str, dict[str, Any]]] = [
     ("audio", "not available", {"audio": {"voice": "x"}}),
     ("truncate_prompt_tokens", "not available", {"truncate_prompt_tokens": 5}),
     ("kv_transfer_params", "not available", {"kv_transfer_params": {"a": 1}}),
-    ("user", "must be a string", {"user": 5}),
+    ("user", "valid string", {"user": 5}),
     ("metadata", "must be an object", {"metadata": "x"}),
     ("temprature", "not a known field", {"temprature": 0.5}),
     ("response_format", "valid dictionary", {"response_format": "json"}),

@@ -1,0 +1,89 @@
+"""Ask a scheduler to do something by hand. For the command line; every call blocks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pdd.core.errors import NodeUnavailable, PddError
+
+if TYPE_CHECKING:
+    from pdd.rpc.v1 import cluster_pb2
+    from pdd.tls.security import Security
+
+_TIMEOUT_S = 5.0
+
+
+class NotKnown(PddError):
+    """The scheduler does not know what it was asked for. The message says what there is."""
+
+
+class ClusterAdmin:
+    """One scheduler's ``Cluster`` service."""
+
+    def __init__(self, stub: Any, *, scheduler: str) -> None:
+        self._stub = stub
+        self._scheduler = scheduler
+
+    def cordon(
+        self, node: str, *, message: str, is_drain: bool
+    ) -> "cluster_pb2.CordonNodeResponse":
+        """Take a node out, by its whole name."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.CordonNodeRequest(node=node, message=message, is_drain=is_drain)
+        response: cluster_pb2.CordonNodeResponse = self._call(self._stub.CordonNode, request)
+        return response
+
+    def uncordon(self, node: str) -> bool:
+        """Give a node back; whether it was cordoned."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.UncordonNodeRequest(node=node)
+        return bool(self._call(self._stub.UncordonNode, request).is_changed)
+
+    def drain_state(self, node: str) -> "cluster_pb2.DrainState":
+        """How far a node is from holding nothing."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.GetDrainStateRequest(node=node)
+        state: cluster_pb2.DrainState = self._call(self._stub.GetDrainState, request).state
+        return state
+
+    def decisions(self, request_id: str) -> "list[cluster_pb2.Decision]":
+        """How a request of the last hour was placed, oldest decision first."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.ListDecisionsRequest(request_id=request_id)
+        return list(self._call(self._stub.ListDecisions, request).decisions)
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        """Raises: NotKnown; NodeUnavailable: no answer in time, or an error."""
+        import grpc
+
+        try:
+            return method(request, timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotKnown(error.details()) from error
+            raise NodeUnavailable(
+                f"scheduler at {self._scheduler} did not answer within {_TIMEOUT_S:g} s: "
+                f"{error.code().name}: {error.details()}"
+            ) from error
+
+
+@contextmanager
+def cluster_admin(scheduler: str, *, security: "Security | None" = None) -> Iterator[ClusterAdmin]:
+    """Connected to ``scheduler`` (host:port).
+
+    Args:
+        security: None: without TLS, on loopback.
+    Raises:
+        ConfigError: without TLS, and not on loopback.
+    """
+    from pdd.rpc.v1 import cluster_pb2_grpc
+    from pdd.tls.security import PLAIN
+
+    # Proxies of the environment are for the internet, not for our own control plane.
+    options = [("grpc.enable_http_proxy", 0)]
+    with (security or PLAIN).blocking_channel(scheduler, options=options) as channel:
+        yield ClusterAdmin(cluster_pb2_grpc.ClusterStub(channel), scheduler=scheduler)

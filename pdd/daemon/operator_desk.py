@@ -1,0 +1,124 @@
+"""What an operator asks of a scheduler by hand: cordons, and why a request went where it went."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import structlog
+
+from pdd.control.cluster_server import UnknownNode
+from pdd.core.identity import NodeName, NodeState, RequestId
+from pdd.core.ports import Clock
+from pdd.rpc.v1 import cluster_pb2
+from pdd.scheduler.core import SchedulerCore
+from pdd.scheduler.decisions import CandidateRecord, ChoiceRecord, Decision
+from pdd.scheduler.events import Event, NodeCordoned, NodeUncordoned
+
+log = structlog.get_logger(__name__)
+
+
+class OperatorDesk:
+    """Implements ``ClusterOperator``: turns calls into events for the core, and records into
+    messages."""
+
+    def __init__(self, *, core: SchedulerCore, clock: Clock, step: Callable[[Event], None]) -> None:
+        """``step``: gives an event to the core and obeys what comes out."""
+        self._core = core
+        self._clock = clock
+        self._step = step
+
+    def cordon(self, name: str, *, message: str, is_drain: bool) -> bool:
+        """Take a node out; whether that changed anything.
+
+        Raises:
+            UnknownNode: nobody of that name has joined.
+        """
+        node = self._known(name)
+        before = self._core.cordon_of(node)
+        if before is not None and (before.is_drain or not is_drain):
+            return False
+        log.info("node_cordoned", node=name, drain=is_drain, why=message)
+        self._step(NodeCordoned(node=node, message=message, is_drain=is_drain))
+        return True
+
+    def uncordon(self, name: str) -> bool:
+        """Give a node back; whether that changed anything. Raises UnknownNode."""
+        node = NodeName(name)
+        if self._core.cordon_of(node) is None:
+            self._known(name)
+            return False
+        log.info("node_uncordoned", node=name)
+        self._step(NodeUncordoned(node=node))
+        return True
+
+    def drain_state(self, name: str) -> cluster_pb2.DrainState:
+        """How far a node is from holding nothing. Raises UnknownNode."""
+        node = self._core.nodes[self._known(name)]
+        cordon = self._core.cordon_of(node.name)
+        state = cluster_pb2.DrainState(
+            held_request_count=len(node.leases),
+            is_cordoned=cordon is not None,
+            is_lost=node.state is NodeState.LOST,
+        )
+        if cordon is not None:
+            state.is_draining = cordon.is_drain
+            state.began_request_count = cordon.request_count
+            state.message = cordon.message
+            if cordon.drained_s is not None:
+                state.is_drained = True
+                state.drain_s = cordon.drained_s - cordon.since_s
+        return state
+
+    def decisions(self, request_id: str) -> list[cluster_pb2.Decision]:
+        """How a request was placed, oldest decision first; empty if none is remembered."""
+        now_s = self._clock()
+        return [
+            _decision(decision, now_s)
+            for decision in self._core.why(RequestId(request_id), now_s=now_s)
+        ]
+
+    def _known(self, name: str) -> NodeName:
+        node = NodeName(name)
+        if node not in self._core.nodes:
+            there = ", ".join(sorted(self._core.nodes)) or "none"
+            raise UnknownNode(f"no node {name!r}; there are {there}")
+        return node
+
+
+def _decision(decision: Decision, now_s: float) -> cluster_pb2.Decision:
+    prefill, decode = decision.choices()
+    inputs = decision.considered.path_inputs
+    message = cluster_pb2.Decision(
+        request_id=decision.request_id,
+        generation=decision.generation,
+        age_s=max(now_s - decision.decided_s, 0.0),
+        outcome=decision.outcome.value,
+        path=decision.path.value if decision.path is not None else "",
+        reason=decision.reason,
+        waited_s=decision.waited_s,
+        repeated_count=decision.repeated_count,
+        path_inputs={key: float(value) for key, value in asdict(inputs).items()} if inputs else {},
+    )
+    for role, choice in (("prefill", prefill), ("decode", decode)):
+        if choice is not None:
+            message.choices.append(_choice(role, choice))
+    return message
+
+
+def _choice(role: str, choice: ChoiceRecord) -> cluster_pb2.Choice:
+    return cluster_pb2.Choice(
+        role=role,
+        candidates=[_candidate(candidate) for candidate in choice.candidates],
+        other_counts={name or "worse": count for name, count in choice.other_count.items()},
+    )
+
+
+def _candidate(candidate: CandidateRecord) -> cluster_pb2.Candidate:
+    return cluster_pb2.Candidate(
+        node=candidate.node,
+        is_chosen=candidate.is_chosen,
+        dropped_by=candidate.dropped_by,
+        dropped_reason=candidate.dropped_why,
+        inputs=candidate.inputs,
+        scores=candidate.scores,
+        total=candidate.total,
+    )

@@ -1,0 +1,94 @@
+"""What an operator does by hand, through the real command line: why, cordon, drain, uncordon."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+
+WORDS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = start_cluster(
+        tmp_path_factory.mktemp("operator") / "state", "--engine", "synthetic", "--decode", "2"
+    )
+    try:
+        yield running
+    finally:
+        stop_cluster(running)
+
+
+def pdd(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
+    done = run_cli(*arguments, "--state-dir", str(cluster.state_dir))
+    return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+
+def node_of(cluster: Cluster, **fields: Any) -> str:
+    answer = cluster.complete("The old ship sailed around the island. " * 20, **WORDS, **fields)
+    return str(answer["usage"]["pdd"]["decode_node"])
+
+
+def test_why_tells_how_a_request_was_placed(cluster: Cluster) -> None:
+    answer = cluster.complete("Why me?", **WORDS)
+    code, out, err = pdd(cluster, "why", answer["id"], "-o", "json")
+    assert code == 0, err
+    (decision,) = json.loads(out)
+    assert (decision["outcome"], decision["path"]) == ("placed", "disaggregated")
+    chosen = {
+        choice["role"]: [one["node"] for one in choice["candidates"] if one["is_chosen"]]
+        for choice in decision["choices"]
+    }
+    usage = answer["usage"]["pdd"]
+    assert chosen == {"prefill": [usage["prefill_node"]], "decode": [usage["decode_node"]]}
+    assert len(decision["choices"][1]["candidates"]) == 2
+    code, out, _ = pdd(cluster, "why", answer["id"])
+    assert code == 0
+    assert f"* {usage['decode_node']}" in out
+    assert "free_kv=" in out
+    code, _, err = pdd(cluster, "why", "no-such-request")
+    assert code == 1
+    assert "nothing is remembered of request 'no-such-request'" in err
+
+
+def test_a_conversation_stays_with_its_node(cluster: Cluster) -> None:
+    for key in ("chat-1", "chat-2", "chat-3"):
+        nodes = {
+            cluster.complete(f"{key} {turn}", **WORDS, prompt_cache_key=key)["usage"]["pdd"][
+                "decode_node"
+            ]
+            for turn in range(4)
+        }
+        assert len(nodes) == 1, key
+
+
+def test_a_cordoned_node_gets_nothing_until_it_is_given_back(cluster: Cluster) -> None:
+    home = node_of(cluster)
+    assert node_of(cluster) == home, "it has the prefix"
+    assert pdd(cluster, "node", "cordon", home, "-m", "swap NIC")[:2] == (0, f"{home} cordoned")
+    assert pdd(cluster, "node", "cordon", home)[:2] == (0, f"{home} already cordoned")
+    row = next(row for row in cluster.node_list() if row["name"] == home)
+    assert (row["state"], row["state_reason"]) == ("cordoned", "cordoned: swap NIC")
+    assert node_of(cluster) != home
+    assert pdd(cluster, "node", "uncordon", home)[:2] == (0, f"{home} uncordoned")
+    assert pdd(cluster, "node", "uncordon", home)[:2] == (0, f"{home} was not cordoned")
+
+
+def test_a_drain_is_watched_to_its_end(cluster: Cluster) -> None:
+    code, out, err = pdd(cluster, "node", "drain", "decode-1", "--deadline-s", "20")
+    assert code == 0, err
+    assert out.startswith("decode-1 drained in ")
+    assert pdd(cluster, "node", "drain", "decode-1")[:2] == (0, "decode-1 already drained")
+    assert node_of(cluster) == "decode-0"
+    assert pdd(cluster, "node", "uncordon", "decode-1")[0] == 0
+
+
+def test_a_name_must_mean_one_node(cluster: Cluster) -> None:
+    code, _, err = pdd(cluster, "node", "drain", "decode")
+    assert (code, err) == (1, "error: 'decode' matches 2 nodes: decode-0, decode-1")
+    code, _, err = pdd(cluster, "node", "cordon", "nobody")
+    assert code == 1
+    assert "no node 'nobody'; there are decode-0, decode-1, prefill-0" in err
