@@ -228,7 +228,10 @@ class TransferDriver:
         command (a cancel) waits for three budgets at most, however many peers are busy.
         """
         busy = self._transport.progress(self._settings.round_budget_s)
-        self._finals.extend(self._transport.take_finals())
+        if not self._finals:
+            # Not before all of the last ones are handled: so the queue is empty again and again,
+            # and lost peers are heard of, however much keeps coming in from the others.
+            self._finals.extend(self._transport.take_finals())
         busy |= self._handle_finals()
         if not self._finals:  # a peer is lost only after what its messages came to is known
             for peer in self._transport.take_lost():

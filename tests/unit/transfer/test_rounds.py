@@ -103,6 +103,18 @@ def test_a_lost_peer_is_told_of_only_after_all_that_came_from_it(rig):
     assert rig.counters["peers_lost"] == 1
 
 
+def test_a_lost_peer_is_told_of_however_busy_the_others_are(rig):
+    first = [Sending(peer=peer(0), nonce=1, serial=n, size_bytes=1, left=2) for n in range(9)]
+    rig.transport.finals = [(sending, False) for sending in first]
+    rig.transport.lost = [peer(0)]
+    for number in range(1, 6):
+        rig.driver.step()
+        others = [Sending(peer=peer(1), nonce=2, serial=n, size_bytes=1, left=2) for n in range(9)]
+        rig.transport.finals += [(sending, True) for sending in others]
+        print(f"round {number}: {rig.counters['peers_lost']} lost")
+    assert rig.counters["peers_lost"] == 1
+
+
 def test_many_peers_take_turns_in_rounds_that_stay_short(rig):
     for number in range(30):
         for serial in range(2):
