@@ -243,6 +243,7 @@ class TransferDriver:
             wakeup_s = protocol.next_wakeup_s()
             if wakeup_s is not None and wakeup_s <= now_s:
                 give(Ticked())
+        busy |= self._give_later()  # of lanes whose time was over
         return self._sender.send_due(self._settings.round_budget_s) or busy
 
     def _handle_finals(self) -> bool:

@@ -8,10 +8,12 @@ import pytest
 from pdd.core.identity import NodeIdentity
 from pdd.transfer.driver import TransferDriver
 from pdd.transfer.pool import BlockPool
-from pdd.transfer.protocol_values import SendChunk
+from pdd.transfer.protocol_values import SendChunk, SourceAppended, SourceOpened
 from pdd.transfer.sender import Sending
-from pdd.transfer.settings import TransferSettings
-from pdd.transfer.values import PeerId
+from pdd.transfer.settings import TransferFaults, TransferSettings
+from pdd.transfer.values import Peer, PeerId
+from pdd.wire.address import RankAddress, pack_address
+from pdd.wire.control import Grant, pack_control
 
 BUDGET_S = 0.004
 
@@ -48,6 +50,12 @@ class Transport:
         if token is not None:
             self.sent.append(peer)
 
+    def has(self, peer):
+        return True
+
+    def connect(self, peer, address):
+        pass
+
     def in_flight(self):
         return 0
 
@@ -55,18 +63,43 @@ class Transport:
 class Rig:
     def __init__(self):
         self.transport, self.clock = Transport(), Clock()
-        self.counters = Counter()
+        self.settle()
+
+    def settle(self, **settings):
+        """A driver with these settings."""
+        self.counters, self.events = Counter(), []
         self.driver = TransferDriver(
             pool=BlockPool.contiguous(np.zeros(800, np.uint8), block_bytes=100),
             identity=NodeIdentity(name="a", uuid="a", boot_epoch=1),
-            settings=TransferSettings(round_budget_s=BUDGET_S),
+            settings=TransferSettings(round_budget_s=BUDGET_S, **settings),
             transport=self.transport,
             address=b"",
             send_control=lambda peer, payload: None,
-            emit=lambda event: None,
+            emit=self.events.append,
             counters=self.counters,
             clock=self.clock,
         )
+
+    def grant(self, key):
+        """A target asks for block 0 of a sequence."""
+        identity = NodeIdentity(name="t", uuid="t", boot_epoch=1)
+        grant = Grant(
+            key=key,
+            nonce=1,
+            attempt=0,
+            source_uuid="a",
+            source_boot_epoch=1,
+            target_uuid="t",
+            target_boot_epoch=1,
+            first_index=0,
+            block_ids=(3,),
+            held=(),
+            lease_ms=1_000_000,
+            address=pack_address(RankAddress(ucx_address=b"t")),
+            shared=0,
+        )
+        target = Peer(identity=identity, rank=0, control_address="t:1", ucx_address=grant.address)
+        self.driver.control(target, pack_control(grant))
 
 
 @pytest.fixture
@@ -113,6 +146,18 @@ def test_a_lost_peer_is_told_of_however_busy_the_others_are(rig):
         rig.transport.finals += [(sending, True) for sending in others]
         print(f"round {number}: {rig.counters['peers_lost']} lost")
     assert rig.counters["peers_lost"] == 1
+
+
+def test_a_lane_that_ends_by_the_clock_releases_its_blocks_in_the_same_round(rig):
+    """Its chunks have not left: nothing else would wake the loop to take them back."""
+    rig.settle(faults=TransferFaults(delay_s=60.0))
+    driver = rig.driver
+    driver.source(SourceOpened(key="held back", deadline_at_s=rig.clock.now_s + 50.0))
+    driver.source(SourceAppended(key="held back", first_index=0, block_ids=[1], last=True))
+    rig.grant("held back")
+    rig.clock.now_s += 55.0
+    driver.step()
+    assert [event.key for event in rig.events] == ["held back"]
 
 
 def test_many_peers_take_turns_in_rounds_that_stay_short(rig):
