@@ -286,7 +286,7 @@ class Generator:
             events = [exchange.end_s - origin_s]
             texts = [whole_text(document)]
         lost = doubled = 0
-        if request.persona in self._spec.expected and outcome is not Outcome.REJECTED:
+        if request.persona in self._spec.expected:
             lost, doubled = compare(texts, self._spec.expected[request.persona])
         return Sample(
             index=request.index,

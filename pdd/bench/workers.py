@@ -48,9 +48,11 @@ class GeneratorReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A run's samples. ``interrupted``: it was stopped before its end."""
+    """A run's samples. ``interrupted``: it was stopped before its end. ``origin_s``: what all its
+    offsets count from, on CLOCK_MONOTONIC."""
 
     samples: Samples
+    origin_s: float
     generator: GeneratorReport
     interrupted: bool
 
@@ -66,18 +68,20 @@ def run_load(
     process_count: int,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_begin: Callable[[], None] = lambda: None,
+    interrupt: threading.Event | None = None,
 ) -> Load:
-    """Run it to its end. Ctrl-C (KeyboardInterrupt) stops it and gives what there is.
+    """Run it to its end. Ctrl-C stops it and gives what there is.
 
     Args:
         on_progress: called about twice a second with the sums of all processes.
         on_begin: called when every process is ready, just before the load begins.
+        interrupt: stops it, too; instead of Ctrl-C where this is not the main thread.
     Raises:
         PddError: a process could not work, or died.
     """
     with LoadRun(spec, process_count=process_count) as run:
         run.wait_ready()
-        with _stop_on_ctrl_c() as interrupt:
+        with _stop_on_ctrl_c(interrupt or threading.Event()) as interrupt:
             on_begin()
             run.begin()
             is_stopped = False
@@ -90,12 +94,11 @@ def run_load(
 
 
 @contextmanager
-def _stop_on_ctrl_c() -> Iterator[threading.Event]:
+def _stop_on_ctrl_c(interrupt: threading.Event) -> Iterator[threading.Event]:
     """Ctrl-C only sets the event: an exception could cut a message in two. A second one raises.
 
     Outside of the main thread there are no signals to wait for.
     """
-    interrupt = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
@@ -123,6 +126,7 @@ class LoadRun:
         self._progress = [Progress()] * process_count
         self._results: list[Result | None] = [None] * process_count
         self._stop_by_s: float | None = None
+        self._origin_s = 0.0
         for index in range(process_count):
             from_process, outbox = context.Pipe(duplex=False)
             inbox, to_process = context.Pipe(duplex=False)
@@ -169,9 +173,9 @@ class LoadRun:
 
     def begin(self) -> None:
         """Begin in a moment, all at once."""
-        origin_s = time.monotonic() + _BEGIN_IN_S
+        self._origin_s = time.monotonic() + _BEGIN_IN_S
         for order in self._orders:
-            order.send(Begin(origin_s))
+            order.send(Begin(self._origin_s))
 
     def poll(self, *, timeout_s: float) -> Progress:
         """Take news, waiting at most ``timeout_s``; the sums of all processes."""
@@ -209,6 +213,7 @@ class LoadRun:
         events = len(samples.events)
         return Load(
             samples=samples,
+            origin_s=self._origin_s,
             interrupted=interrupted,
             generator=GeneratorReport(
                 processes=len(results),
