@@ -58,6 +58,7 @@ from pdd.scheduler.events import (
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
 from pdd.scheduler.requests import Phase
+from pdd.scheduler.state import Counts
 from pdd.transfer.pairing import pair_faults
 
 log = structlog.get_logger(__name__)
@@ -109,6 +110,11 @@ class SchedulerDriver:
         """``(prefill nodes, decode nodes)`` that take work."""
         ready = [node.role for node in self._core.nodes.values() if node.takes_work]
         return ready.count(Role.PREFILL), ready.count(Role.DECODE)
+
+    @property
+    def decision_counts(self) -> Counts:
+        """What the scheduler decided since its start. To be read only."""
+        return self._core.counts
 
     @property
     def queued_request_count(self) -> int:

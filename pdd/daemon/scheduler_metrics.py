@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pdd.daemon.link_metrics import link_metrics
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.transfer_metrics import transfer_metrics
+from pdd.scheduler.state import Counts
 
 
 class ClusterMetrics(Collector):
@@ -44,5 +45,32 @@ class ClusterMetrics(Collector):
         queued = GaugeMetricFamily("pdd_scheduler_queued_requests", "Requests that wait for room")
         queued.add_metric([], self._driver.queued_request_count)
         yield from (up, degraded, blocks, sequences, queued)
+        yield from decision_metrics(self._driver.decision_counts)
         yield from link_metrics(nodes)
         yield from transfer_metrics(self._driver.transfer_counters())
+
+
+def decision_metrics(counts: Counts) -> Iterator[Metric]:
+    """What was decided since the start."""
+    rejected = CounterMetricFamily(
+        "pdd_scheduler_rejected_requests",
+        "Requests answered 429: the queue was full, or their deadline was predicted to pass",
+        labels=["reason"],
+    )
+    rejected.add_metric(["full"], counts.rejected_full)
+    rejected.add_metric(["deadline"], counts.rejected_deadline)
+    yield rejected
+    for name, text, value in (
+        (
+            "pdd_scheduler_false_rejects",
+            "Of those refused by prediction, how many would have been placed in time",
+            counts.false_rejects,
+        ),
+        ("pdd_scheduler_placements", "Attempts that were given their nodes", counts.placed),
+        (
+            "pdd_scheduler_given_back",
+            "Running requests that gave their blocks back and were placed anew",
+            counts.given_back,
+        ),
+    ):
+        yield CounterMetricFamily(name, text, value=value)

@@ -67,6 +67,18 @@ async def test_a_forgotten_node_leaves_no_label() -> None:
         assert not any("prefill-0" in line for line in scrape(cluster))
 
 
+async def test_what_was_decided_is_counted() -> None:
+    async with grpc_cluster() as cluster:
+        counts = cluster.scheduler.driver.decision_counts
+        counts.rejected_deadline, counts.false_rejects, counts.given_back = 5, 1, 2
+        lines = scrape(cluster)
+        assert 'pdd_scheduler_rejected_requests_total{reason="deadline"} 5.0' in lines
+        assert 'pdd_scheduler_rejected_requests_total{reason="full"} 0.0' in lines
+        assert "pdd_scheduler_false_rejects_total 1.0" in lines
+        assert "pdd_scheduler_given_back_total 2.0" in lines
+        assert "pdd_scheduler_placements_total 0.0" in lines
+
+
 def test_what_has_no_metric_is_not_kept() -> None:
     assert sorted(known_counters(COUNTERS)) == [
         "refused_expired",
