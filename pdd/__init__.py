@@ -16,7 +16,8 @@ The life of a request, and the room that each step lives in:
 8. Usage tells which path was taken, what it cost, and how many bytes really moved.
 
 Rooms import only downwards; ``lint-imports`` checks it (``pyproject.toml``). Rooms that decide
-(``core``, ``wire``, ``scheduler``, ``directory``, ``raft``, ``timing``, ``transfer.protocol_*``)
-know no clock, socket or log. ``raft``, ``replication`` and ``directory`` are not wired in yet.
+(``core``, ``wire``, ``scheduler``, ``directory``, ``raft``, ``cell``, ``timing``,
+``transfer.protocol_*``) know no clock, socket or log. ``cell`` is the state that the schedulers
+agree on by ``raft``, whose processes ``replication`` runs; ``directory`` is not wired in yet.
 This module imports nothing: vLLM loads ``pdd.connector`` in each of its worker processes.
 """

@@ -270,6 +270,10 @@ class DirectoryMachine:
             )
         ]
 
+    def note_lost(self, node: str) -> None:
+        """What a node holds is not known here, though other replicas may: it wants a snapshot."""
+        self._nodes[node].is_soft_state_lost = True
+
     def held_count(self, node: str) -> int:
         """Blocks known of a node."""
         return self._index.held_count(self._nodes[node].slot)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 MODULES = sorted(path for path in (ROOT / "pdd").rglob("*.py") if "rpc/v1" not in path.as_posix())
-PURE_ROOMS = ("core", "scheduler", "wire", "raft", "directory", "timing")
+PURE_ROOMS = ("core", "scheduler", "wire", "raft", "directory", "cell", "timing")
 PURE_MODULES = [
     path
     for path in MODULES

@@ -1,0 +1,110 @@
+"""The replicated state machine of a cell (`pdd.raft.machine.StateMachine`).
+
+    raft's replica process    CellMachine()            soft entries pass by: they cost nothing
+    the scheduler daemon      CellMachine(soft=...)    follows the same entries, and keeps them
+
+What is answered for a soft entry must be the same on every replica, and so is nothing: one that was
+restored from a snapshot knows no blocks, one that never stopped knows them all.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgpack
+
+from pdd.cell.codec import CODEC, EntryError, SoftEntry, encode_result
+from pdd.cell.operations import MemberJoined, MemberLeft, Operation, Status
+from pdd.cell.state import CellState
+
+SNAPSHOT_VERSION = 1
+"""History: 1 = first. A release reads its own version and the one before."""
+OLDEST_READABLE_SNAPSHOT_VERSION = 1
+
+
+class SnapshotError(Exception):
+    """Bytes that are no snapshot of a version known here; nothing was changed."""
+
+
+class Soft(Protocol):
+    """Who keeps what the soft entries say."""
+
+    def apply(self, index: int, data: bytes) -> None:
+        """One soft entry."""
+        ...
+
+    def member_joined(self, joined: MemberJoined) -> None:
+        """A life began; what was known of the former one is void."""
+        ...
+
+    def member_left(self, left: MemberLeft) -> None:
+        """A node is forgotten."""
+        ...
+
+    def begin(self, state: CellState) -> None:
+        """All that was known is void; these are the members."""
+        ...
+
+
+class CellMachine:
+    """Members, cordons, overrides and quotas; and who follows the soft entries, if anybody."""
+
+    def __init__(self, *, soft: Soft | None = None) -> None:
+        self.state = CellState()
+        self.index = 0
+        """Of the last hard entry that was applied."""
+        self._soft = soft
+
+    def apply(self, index: int, data: bytes) -> bytes:
+        """A hard entry is answered as `codec.decode_result` reads it, a soft one with nothing."""
+        try:
+            entry = CODEC.decode(data)
+        except EntryError as error:
+            self.index = index
+            return encode_result(index, [], fault=f"entry {index}: {error}")
+        if isinstance(entry, SoftEntry):
+            if self._soft is not None:
+                self._soft.apply(index, entry.data)
+            return b""
+        self.index = index
+        return encode_result(index, [self._apply_one(one) for one in entry.operations])
+
+    def _apply_one(self, operation: Operation) -> Status:
+        status = self.state.apply(operation)
+        if self._soft is not None and status is Status.APPLIED:
+            if isinstance(operation, MemberJoined):
+                self._soft.member_joined(operation)
+            elif isinstance(operation, MemberLeft):
+                self._soft.member_left(operation)
+        return status
+
+    def query(self, data: bytes) -> bytes:
+        """Everything, whatever is asked: a snapshot."""
+        return self.snapshot()
+
+    def snapshot(self) -> bytes:
+        """The hard state; about 100 bytes a row."""
+        data: bytes = msgpack.packb([SNAPSHOT_VERSION, self.index, self.state.export()])
+        return data
+
+    def restore(self, data: bytes) -> None:
+        """Replace the whole state; all or nothing. Raises SnapshotError."""
+        try:
+            version, index, tables = msgpack.unpackb(data)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise SnapshotError(f"no snapshot of a cell ({type(error).__name__})") from error
+        if not OLDEST_READABLE_SNAPSHOT_VERSION <= version <= SNAPSHOT_VERSION:
+            raise SnapshotError(
+                f"snapshot of a cell, version {version}; this release reads "
+                f"{OLDEST_READABLE_SNAPSHOT_VERSION} to {SNAPSHOT_VERSION}: upgrade one release "
+                "at a time"
+            )
+        fresh = CellState()
+        fresh.load(tables)
+        self.state, self.index = fresh, index
+        if self._soft is not None:
+            self._soft.begin(fresh)
+
+    def state_hash(self) -> bytes:
+        """Of the hard state."""
+        return self.state.hash()

@@ -1,0 +1,139 @@
+"""Entries to and from bytes, and how this release reads the one before."""
+
+from dataclasses import dataclass
+
+import msgpack
+import pytest
+
+from pdd.cell.codec import (
+    CODEC,
+    KINDS,
+    Codec,
+    EntryError,
+    FieldRule,
+    HardEntry,
+    KindRule,
+    SoftEntry,
+    decode_result,
+    encode_operations,
+    encode_result,
+    kind,
+    text,
+)
+from pdd.cell.operations import Cordoned, OverrideSet, QuotaSet, Status, Uncordoned
+from tests.unit.cell.samples import EVERY_OPERATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordoned2:
+    """The next release's: it says who did it."""
+
+    node: str
+    message: str
+    is_drain: bool
+    at_ms: int
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """A kind that the next release adds."""
+
+    node: str
+
+
+NEXT = Codec(
+    {
+        **KINDS,
+        3: KindRule(
+            made=Cordoned2,
+            fields=(
+                *KINDS[3].fields,
+                FieldRule(name="who", check=text, since=2, absent="unknown"),
+            ),
+        ),
+        99: kind(Renamed, since=2, node=text),
+    },
+    version=2,
+)
+OLD_CORDON = Cordoned(node="decode-0", message="", is_drain=True, at_ms=7)
+NEW_CORDON = Cordoned2(node="decode-0", message="", is_drain=True, at_ms=7, who="ops")
+
+
+@pytest.mark.parametrize("operation", EVERY_OPERATION, ids=lambda one: type(one).__name__)
+def test_every_operation_comes_back_as_it_was(operation: object) -> None:
+    assert CODEC.decode(CODEC.encode([operation])) == HardEntry(operations=(operation,))
+
+
+def test_every_kind_has_a_sample() -> None:
+    assert {type(one) for one in EVERY_OPERATION} == {rule.made for rule in KINDS.values()}
+
+
+def test_a_soft_entry_is_not_looked_into() -> None:
+    assert CODEC.decode(CODEC.encode_soft(b"anything")) == SoftEntry(data=b"anything")
+
+
+def test_a_release_reads_the_entries_of_the_one_before() -> None:
+    written = CODEC.encode([OLD_CORDON])
+    (read,) = NEXT.decode(written).operations  # type: ignore[union-attr]
+    assert read == Cordoned2(node="decode-0", message="", is_drain=True, at_ms=7, who="unknown")
+
+
+def test_a_release_writes_what_the_one_before_reads_while_a_cell_is_upgraded() -> None:
+    written = NEXT.encode([NEW_CORDON], version=1)
+    assert CODEC.decode(written) == HardEntry(operations=(OLD_CORDON,))
+
+
+def test_what_the_older_release_cannot_be_told_is_refused_by_name() -> None:
+    with pytest.raises(EntryError, match=r"Renamed needs entries of version 2.*writes 1"):
+        NEXT.encode([Renamed(node="decode-0")], version=1)
+
+
+def test_a_newer_entry_is_refused_with_both_versions() -> None:
+    with pytest.raises(EntryError, match="entry of version 2; this release reads 1 to 1"):
+        CODEC.decode(NEXT.encode([NEW_CORDON]))
+
+
+def test_two_releases_back_is_too_old() -> None:
+    with pytest.raises(EntryError, match="entry of version 1; this release reads 2 to 3"):
+        Codec(KINDS, version=3).decode(CODEC.encode([OLD_CORDON]))
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (b"", "no msgpack"),
+        (b"\xc1", "no msgpack"),
+        (msgpack.packb({}), "version, class, content"),
+        (msgpack.packb([1, 1]), "version, class, content"),
+        (msgpack.packb([True, 1, []]), "version, class, content"),
+        (msgpack.packb([1, 3, []]), "neither"),
+        (msgpack.packb([1, 2, []]), "neither"),
+        (msgpack.packb([1, 1, [5]]), "kind, field"),
+        (msgpack.packb([1, 1, [[77]]]), "no operation 77"),
+        (msgpack.packb([1, 1, [[4]]]), "1 fields, not 0"),
+        (msgpack.packb([1, 1, [[4, "n" * 513]]]), "Uncordoned.node is not text of at most 512"),
+        (msgpack.packb([1, 1, [[3, "n", "", 1, 7]]]), "is_drain is not true or false"),
+        (msgpack.packb([1, 1, [[3, "n", "", True, -1]]]), "at_ms is not an integer"),
+        (msgpack.packb([1, 1, [[4, "n"]] * 4097]), "4097 operations"),
+    ],
+)
+def test_garbage_is_refused_with_the_reason(entry: bytes, why: str) -> None:
+    with pytest.raises(EntryError, match=why):
+        CODEC.decode(entry)
+
+
+def test_a_result_tells_the_index_and_what_became_of_each_operation() -> None:
+    applied = decode_result(encode_result(9, [Status.APPLIED, Status.STALE]))
+    assert (applied.index, applied.statuses) == (9, (Status.APPLIED, Status.STALE))
+
+
+def test_a_refused_entry_raises_where_its_result_is_read() -> None:
+    with pytest.raises(EntryError, match="entry 9: why"):
+        decode_result(encode_result(9, [], fault="entry 9: why"))
+
+
+def test_several_operations_share_an_entry_in_their_order() -> None:
+    said = (Uncordoned(node="a"), OverrideSet(key="k.k", value="1"))
+    quota = QuotaSet(tenant="t", running_requests_max=None, tokens_per_minute_max=0)
+    assert CODEC.decode(encode_operations(*said, quota)) == HardEntry(operations=(*said, quota))
