@@ -2,7 +2,9 @@
 
 A little world with one source and one target. Control messages are lost, doubled and reordered.
 In-band messages keep their order per nonce, as UCX keeps it, and a receive into a block may write
-at any moment between its posting and its final status. Endpoints are closed by either side at
+at any moment between its posting and its final status. Over shared memory a chunk is copied in the
+moment in which it is announced, out of a slot that the source may have used again if it has lost
+the connection. Endpoints are closed by either side at
 random, and the other side notices later.
 
 Checked after every action: nothing writes to a block that its transfer has given back; nothing
@@ -71,7 +73,10 @@ class Side:
 
 
 class World:
-    def __init__(self, seed, *, direct):
+    def __init__(self, seed, *, lane):
+        """``lane``: how chunks come: "staged", "direct" or "shared"."""
+        self.shared = lane == "shared"
+        self.slots = {}  # (nonce, serial) -> values in shared memory, until the send is final
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.settings = TransferSettings(
@@ -82,7 +87,7 @@ class World:
             address=b"target",
             block_bytes=lambda peer: BLOCK_BYTES,
             settings=self.settings,
-            lands_direct=lambda peer, record, ids: direct,
+            lands_direct=lambda peer, record, ids: lane == "direct",
             new_nonce=lambda: self.random.randrange(1, 1 << 40),
         )
         self.source = SourceProtocol(
@@ -145,10 +150,15 @@ class World:
                     self.match(effect.nonce)
                 case ReceiveChunk():
                     kind = "direct" if effect.direct else "staged"
+                    if self.shared:
+                        kind = "copied"
+                        self.copy_shared(effect)
                     self.receives[effect.record.nonce, effect.record.serial] = [effect, kind]
                     self.records[effect.record.nonce, effect.record.serial] = effect.record
                 case DiscardChunk():
                     self.receives[effect.record.nonce, effect.record.serial] = [effect, "discard"]
+                    if self.shared:
+                        self.arrived[effect.record.nonce, effect.record.serial] = []
                 case Land():
                     landed = self.staged.pop((effect.nonce, effect.serial), None)
                     if landed is not None:
@@ -174,6 +184,14 @@ class World:
         assert key is not None, f"late write to block {block} that nobody has reserved"
         assert value is None or value[0] == key, f"block {block} of {key} got {value}"
         self.pool[block] = value
+
+    def copy_shared(self, effect):
+        """What comes later is the final status only."""
+        place = effect.record.nonce, effect.record.serial
+        values = self.slots.get(place, [None] * len(effect.block_ids))  # used again meanwhile
+        for block, value in zip(effect.block_ids, values, strict=True):
+            self.write(block, value, place[0])
+        self.arrived[place] = values
 
     def on_event(self, event):
         side = "source" if isinstance(event, SourceReleased) else "target"
@@ -223,9 +241,13 @@ class World:
             size_bytes=size,
             piece_bytes=size,
             digest=digest,
+            shared_page=int(self.shared),
         )
         self.put(effect.nonce, record)
-        self.put(effect.nonce, ("data", effect.serial, values))
+        if self.shared:
+            self.slots[effect.nonce, effect.serial] = values
+        else:
+            self.put(effect.nonce, ("data", effect.serial, values))
         if not self.source_end.up:
             self.final_sends.append((effect.nonce, effect.serial, False))
 
@@ -296,6 +318,7 @@ class World:
             return False
         index = self.random.randrange(len(self.final_sends))
         nonce, serial, ok = self.final_sends.pop(index)
+        self.slots.pop((nonce, serial), None)
         if self.sends.pop((nonce, serial), None) is not None:
             self.give_source(ChunkSent(nonce=nonce, serial=serial, size_bytes=BLOCK_BYTES, ok=ok))
         return True
@@ -316,6 +339,7 @@ class World:
                 (nonce, serial), _ = self.sends.popitem()
                 self.give_source(ChunkSent(nonce=nonce, serial=serial, size_bytes=0, ok=False))
             self.final_sends.clear()
+            self.slots.clear()
             self.give_source(PeerLost(peer=TARGET_PEER))
             return
         self.unexpected.clear()
@@ -412,6 +436,7 @@ class World:
                 first_index=first,
                 block_ids=blocks,
                 deadline_at_s=self.now_s + self.random.choice([2.0, 60.0]),
+                shared=self.shared,
             )
         )
 
@@ -502,15 +527,18 @@ class World:
         return [k for k, n in self.opened.items() if self.terminal[k] != n]
 
 
-@given(seed=st.integers(0, 2**32), direct=st.booleans())
-def test_every_transfer_ends_once_and_no_write_comes_late(seed, direct):
-    World(seed, direct=direct).run(300)
+LANES = ["staged", "direct", "shared"]
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_most_transfers_of_the_random_worlds_do_complete(direct):
+@given(seed=st.integers(0, 2**32), lane=st.sampled_from(LANES))
+def test_every_transfer_ends_once_and_no_write_comes_late(seed, lane):
+    World(seed, lane=lane).run(300)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_most_transfers_of_the_random_worlds_do_complete(lane):
     """The test above would be empty if the faults left nothing to complete."""
-    worlds = [World(seed, direct=direct) for seed in range(30)]
+    worlds = [World(seed, lane=lane) for seed in range(30)]
     for world in worlds:
         world.run(300)
     completed = sum(len(world.completed) for world in worlds)
