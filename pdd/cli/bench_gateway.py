@@ -1,6 +1,7 @@
 """``pdd bench gateway``: what the scheduler process costs per token and per request."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -122,7 +123,7 @@ def gateway(
     rhythm, then faster than this machine can, then 1-token requests. Every token is checked. CPU is
     that of the scheduler's whole process tree, with metrics, usage and logging on. How each figure
     is defined: pdd/bench/gateway.py and gateway_figures.py. Takes some minutes; --duration,
-    --memory-requests and --only make it shorter.
+    --memory-requests and --only make it shorter. Exit code 1 if a token was lost, doubled or wrong.
     """
     from pdd.bench.gateway import GatewayBench, GatewayOptions
     from pdd.config.sources import parse_set
@@ -159,4 +160,19 @@ def gateway(
         print_table(("", "VALUE"), [(name, value) for name, value in rows if value is not None])
         for name, error in bench.document["errors"].items():
             click.echo(f"  {name}: {error['count']}  {error['example']}")
-    return 130 if interrupted else 0
+    if interrupted:
+        return 130
+    return _verdict(bench.document)
+
+
+def _verdict(document: Mapping[str, Any]) -> int:
+    """1 if any answer was wrong: then the figures are of something that does not work."""
+    wrong = {
+        key: document.get(key)
+        for phase in ("", "fast_")
+        for key in (f"{phase}tokens_lost", f"{phase}tokens_doubled")
+        if document.get(key)
+    }
+    if wrong:
+        say(f"error: answers differ from what the engine must say: {wrong}")
+    return 1 if wrong else 0
