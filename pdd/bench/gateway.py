@@ -12,6 +12,23 @@ Scheduler CPU is user and system time of the scheduler's whole process tree, fro
 first request until the last answer has ended, over all tokens (or requests) of that time: opening
 and ending streams, metrics (read once a second), usage and logs are in it. Nodes, generator and
 scheduler share this machine; their CPU is reported beside it.
+
+The document (null: that phase was not run; other keys are only ever added)::
+
+    streams, duration_s                    as asked for
+    tokens_per_s                           while all streams were open (``steady_tokens_per_s``)
+    tokens_expected, _delivered            events with a text
+    tokens_lost, tokens_doubled            against the oracle; a wrong token is one of each
+    added_itl_p99_ms, added_itl_ms         see ``gateway_figures``; delivery_ms, streams_unmatched
+    scheduler_cpu_us_per_token             and scheduler_cores, node_cpu_us_per_token
+    scheduler_rss_mib_per_stream           most RSS during the load, less that before it
+    ceiling_tokens_per_s                   of phase ``fast``, on this machine with all its nodes;
+                                           scheduler_cpu_us_per_token_fast, fast_*
+    requests_per_s_1tok, _2k               and scheduler_cpu_us_per_request_*, node_*
+    rss_mib_after_tenth, _after_all        of rss_requests; rss_growth_fraction
+    generator_ceiling_tokens_per_s         see ``ceiling``
+    generator                              per phase: CPU, lateness, pauses
+    failed, rejected, errors, warnings, interrupted, load, settings, machine
 """
 
 import os
