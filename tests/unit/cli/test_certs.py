@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -102,24 +103,23 @@ class Nodes:
 @contextlib.contextmanager
 def in_background(serve) -> Iterator[str]:
     """``serve(stop)`` is an async context manager that gives an address; it runs in a thread."""
-    loop, address, ready = asyncio.new_event_loop(), [], threading.Event()
-    stop = asyncio.Event()
+    ready = threading.Event()
+    found: dict[str, Any] = {}
 
     async def run() -> None:
-        async with serve() as found:
-            address.append(found)
+        async with serve() as address:
+            found.update(address=address, stop=asyncio.Event(), loop=asyncio.get_running_loop())
             ready.set()
-            await stop.wait()
+            await found["stop"].wait()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     assert ready.wait(timeout=20)
     try:
-        yield address[0]
+        yield found["address"]
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        found["loop"].call_soon_threadsafe(found["stop"].set)
         thread.join()
-        loop.close()
 
 
 def paths(cluster: Path, name: str, *, is_member: bool = True) -> TlsPaths:
@@ -151,6 +151,7 @@ def scheduler(cluster: Path) -> Iterator[str]:
         yield address
 
 
+_JSON = "application/json"
 FILES = ("--ca", "certs/ca.crt", "--certificate", "certs/anna.crt", "--key", "certs/anna.key")
 
 
@@ -203,13 +204,17 @@ def serving_https(context: ssl.SSLContext) -> Iterator[str]:
     models = '{"data": [{"id": "smol"}]}'
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        text = models if b"/v1/models" in head else events
-        kind = "application/json" if text is models else "text/event-stream"
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n".encode())
-        writer.write(f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode())
-        await writer.drain()
-        writer.close()
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                lines = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
+                await reader.readexactly(int(lines.get("content-length", "0")))
+                is_chat = "/chat/" in head.splitlines()[0]
+                kind, text = ("text/event-stream", events) if is_chat else (_JSON, models)
+                writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n".encode())
+                writer.write(f"Content-Length: {len(text)}\r\n\r\n{text}".encode())
+                await writer.drain()
+        writer.transport.abort()
 
     @contextlib.asynccontextmanager
     async def serve():
