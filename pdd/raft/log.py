@@ -82,6 +82,10 @@ class RaftLog:
         assert position >= 0, f"entry {start_index} is compacted (offset {self.offset_index})"
         return _fitting(self.entries, position, len(self.entries), max_bytes)
 
+    def entries_up_to(self, index: int) -> list[Entry]:
+        """What is held of the log up to and with ``index``."""
+        return self.entries[: max(index - self.offset_index, 0)]
+
     def last_possible_match(self, index: int, term: int) -> tuple[int, int]:
         """Largest ``(i, its term)`` with i <= ``index`` and its term <= ``term``.
 

@@ -12,7 +12,7 @@ On disk
 Between replicas
     grpc_options, hello, peer_queue, peer_sender, peer_service, snapshot_stream, transport
 Driving
-    inbox, ticks, submissions, driver, client_service
+    inbox, ticks, submissions, watching, driver, client_service
     replica          one replica put together; replica_main: its process, in tests and drills
 For clients
     leader_finder, replica_link, client

@@ -26,6 +26,7 @@ from pdd.replication.submissions import (
     QuerySubmission,
     Submission,
 )
+from pdd.replication.watching import WatchedMachine, Watcher, WatchOverrunError
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import ReplicaServicer
 from pdd.tls.claims import PeerRefused, check_role
@@ -35,6 +36,7 @@ from pdd.tls.security import PLAIN, Security
 log = structlog.get_logger(__name__)
 
 ASKED_MAX = 4096
+WATCH_MESSAGE_BYTES = 1024 * 1024
 OPERATORS = (CertificateRole.SCHEDULER, CertificateRole.CLIENT)
 
 KINDS = {
@@ -45,8 +47,11 @@ KINDS = {
 
 
 class ClientService(ReplicaServicer):
-    def __init__(self, driver: Driver, *, security: Security = PLAIN) -> None:
+    def __init__(
+        self, driver: Driver, watched: WatchedMachine, *, security: Security = PLAIN
+    ) -> None:
         self._driver = driver
+        self._watched = watched
         self._security = security
 
     async def _admit(self, context: grpc.aio.ServicerContext, *roles: CertificateRole) -> None:
@@ -100,6 +105,20 @@ class ClientService(ReplicaServicer):
                     self._driver.submit(_convert(submission, ticket))
         return ""
 
+    async def Watch(
+        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchResponse]:
+        await self._admit(context, CertificateRole.SCHEDULER)
+        watcher = self._watched.watch()
+        try:
+            while True:
+                for response in await _next_responses(watcher):
+                    yield response
+        except WatchOverrunError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        finally:
+            self._watched.forget(watcher)
+
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetStatusResponse:
@@ -141,6 +160,23 @@ class ClientService(ReplicaServicer):
     ) -> pb.TakeSnapshotResponse:
         await self._admit(context, *OPERATORS)
         return pb.TakeSnapshotResponse(snapshot_index=await self._driver.take_snapshot())
+
+
+async def _next_responses(watcher: Watcher) -> list[pb.WatchResponse]:
+    """Several entries share a message, up to about WATCH_MESSAGE_BYTES."""
+    responses: list[pb.WatchResponse] = []
+    size_bytes = 0
+    for seen in await watcher.take():
+        if seen.snapshot is not None:
+            responses.append(pb.WatchResponse(snapshot=seen.snapshot))
+            size_bytes = WATCH_MESSAGE_BYTES
+            continue
+        if not responses or size_bytes >= WATCH_MESSAGE_BYTES:
+            responses.append(pb.WatchResponse())
+            size_bytes = 0
+        responses[-1].entries.append(pb.WatchedEntry(index=seen.index, body=seen.body))
+        size_bytes += seen.size_bytes
+    return responses
 
 
 class _Stream:

@@ -33,7 +33,7 @@ from pdd.raft.proposals import OutcomeKind, ProposalTracker
 from pdd.raft.ready import Ready
 from pdd.raft.sessions import encode_command
 from pdd.raft.state import Role
-from pdd.raft.values import NodeId, Snapshot
+from pdd.raft.values import Entry, NodeId, Snapshot
 from pdd.replication.inbox import Inbox
 from pdd.replication.storage import Storage
 from pdd.replication.submissions import (
@@ -51,7 +51,9 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 0.05
 SNAPSHOT_EVERY_ENTRIES = 50_000
+SNAPSHOT_EVERY_BYTES = 64 * 1024 * 1024
 KEEP_ENTRIES = 10_000
+KEEP_BYTES = 16 * 1024 * 1024
 
 
 class DivergenceError(PddError):
@@ -72,8 +74,13 @@ class DriverSettings:
     tick_s: float = TICK_S
     snapshot_every_entries: int = SNAPSHOT_EVERY_ENTRIES
     """Applied since the last snapshot; then the next is taken."""
+    snapshot_every_bytes: int = SNAPSHOT_EVERY_BYTES
+    """The same in bytes of log, which is in memory and on disk: soft entries are large, and a
+    snapshot without them small."""
     keep_entries: int = KEEP_ENTRIES
-    """Kept behind a snapshot, for followers that lag a little."""
+    """Kept behind a snapshot, for followers that lag a little, ..."""
+    keep_bytes: int = KEEP_BYTES
+    """... if they are not more than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +142,8 @@ class Driver:
         self._proposals: ProposalTracker[Asker] = ProposalTracker()
         self._led_term = 0
         self._shown: tuple[Role, int] | None = None
+        self._fresh_bytes = 0
+        """Of entries applied since the last snapshot began."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._written_snapshot: Snapshot | None = None
         """Its file is durable; the log does not say so yet."""
@@ -344,6 +353,7 @@ class Driver:
             self._applier.restore(ready.snapshot)
             log.info("raft_snapshot_installed", index=ready.snapshot.meta.index)
         applied, hashes = self._applier.apply(ready.committed)
+        self._fresh_bytes += sum(entry.size_bytes for entry in ready.committed)
         for index, state_hash in hashes:
             self._core.report_state_hash(index, state_hash)
         for one in applied:
@@ -389,12 +399,17 @@ class Driver:
         raft_log = self._core.state.log
         fresh_entries = self._applier.index - raft_log.snapshot.index
         is_wanted = bool(self._snapshot_waiters) and fresh_entries > 0
-        if not is_wanted and fresh_entries < self._settings.snapshot_every_entries:
+        is_long = (
+            fresh_entries >= self._settings.snapshot_every_entries
+            or self._fresh_bytes >= self._settings.snapshot_every_bytes
+        )
+        if not is_wanted and not (is_long and fresh_entries > 0):
             return
         if raft_log.unsaved_snapshot is not None:
             return  # a newer one is on its way to the disk
         # Built in this turn: an immutable view of exactly what is applied.
         snapshot = self._applier.snapshot()
+        self._fresh_bytes = 0
         loop = asyncio.get_running_loop()
         self._snapshot_task = loop.create_task(self._write_snapshot(snapshot))
 
@@ -422,7 +437,12 @@ class Driver:
         await loop.run_in_executor(self._disk, self._storage.mark_snapshot, snapshot.meta)
         if snapshot.meta.index > self._core.state.log.snapshot.index:
             self._saved_snapshot = snapshot
-        self._core.compact(snapshot.meta, keep_entries=self._settings.keep_entries)
+        keep_entries = fitting_count(
+            self._core.state.log.entries_up_to(snapshot.meta.index),
+            entries_max=self._settings.keep_entries,
+            bytes_max=self._settings.keep_bytes,
+        )
+        self._core.compact(snapshot.meta, keep_entries=keep_entries)
         index = self._core.state.log.snapshot.index
         log.info("raft_snapshot_taken", index=index, size_bytes=len(snapshot.data))
         self._answer_snapshot_waiters(index)
@@ -435,3 +455,13 @@ class Driver:
             elif not waiter.done():
                 waiter.set_result(index)
         self._snapshot_waiters = still_waiting
+
+
+def fitting_count(entries: Sequence[Entry], *, entries_max: int, bytes_max: int) -> int:
+    """How many of the last entries are within both bounds."""
+    size_bytes = 0
+    for count, entry in enumerate(reversed(entries[-entries_max:] if entries_max else ())):
+        size_bytes += entry.size_bytes
+        if size_bytes > bytes_max:
+            return count
+    return min(entries_max, len(entries))

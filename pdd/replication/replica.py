@@ -31,6 +31,7 @@ from pdd.replication.grpc_options import SERVER_OPTIONS
 from pdd.replication.peer_service import PeerService
 from pdd.replication.storage import open_storage
 from pdd.replication.transport import Transport
+from pdd.replication.watching import WatchedMachine
 from pdd.rpc.v1.raft_pb2_grpc import (
     add_RaftServicer_to_server,
     add_ReplicaServicer_to_server,
@@ -43,6 +44,9 @@ log = structlog.get_logger(__name__)
 ELECTION_TICKS = 20
 HEARTBEAT_TICKS = 2
 """With the driver's tick of 50 ms: heartbeats each 100 ms, election timeouts from 1 to 2 s."""
+ALONE_ELECTION_TICKS = 3
+ALONE_HEARTBEAT_TICKS = 1
+"""Of a group of one, which waits for nobody."""
 SESSION_IDLE_MS_MAX = 15 * 60 * 1000
 SESSIONS_MAX = 10_000
 
@@ -51,7 +55,8 @@ SESSIONS_MAX = 10_000
 class ReplicaSettings:
     node: NodeId
     addresses: Mapping[NodeId, str]
-    """``host:port`` of every voter, this one included; peers and clients use the same port."""
+    """``host:port`` of every voter, this one included; peers and clients use the same port. A group
+    of one may have port 0: the system picks one, and ``on_listening`` is told."""
     cluster_id: str
     data_dir: Path
     is_new_cluster: bool
@@ -69,6 +74,7 @@ class Replica:
         query: Callable[[bytes], bytes],
         *,
         on_role: Callable[[Role, int], None] = lambda role, term: None,
+        on_listening: Callable[[str], None] = lambda address: None,
     ) -> None:
         """Opens the disk and recovers. Needs a running loop.
 
@@ -79,21 +85,25 @@ class Replica:
                 settings.addresses.values(), key="raft", is_localhost_taken=False
             )
         self._settings = settings
+        self._addresses = dict(settings.addresses)
+        self._on_listening = on_listening
+        is_alone = len(settings.addresses) == 1
         self._config = RaftConfig(
             node=settings.node,
             voters=tuple(settings.addresses),
             cluster_id=settings.cluster_id,
-            election_ticks=ELECTION_TICKS,
-            heartbeat_ticks=HEARTBEAT_TICKS,
+            election_ticks=ALONE_ELECTION_TICKS if is_alone else ELECTION_TICKS,
+            heartbeat_ticks=ALONE_HEARTBEAT_TICKS if is_alone else HEARTBEAT_TICKS,
         )
         # Never released: it ends with the process, so nobody else gets in while a write is on.
         self._lock = DirectoryLock(settings.data_dir)
         storage, restart = open_storage(
             OsFileSystem(settings.data_dir), self._config, may_create=settings.is_new_cluster
         )
+        self._watched = WatchedMachine(machine)
         applier = Applier(
             machine=SessionedStateMachine(
-                machine, idle_ms_max=SESSION_IDLE_MS_MAX, max_sessions=SESSIONS_MAX
+                self._watched, idle_ms_max=SESSION_IDLE_MS_MAX, max_sessions=SESSIONS_MAX
             ),
             hash_interval=self._config.state_hash_interval,
         )
@@ -116,7 +126,7 @@ class Replica:
             applier=applier,
             outbound=self.transport,
             query=query,
-            addresses=settings.addresses,
+            addresses=self._addresses,
             clock=time.monotonic,
             wall_clock_ms=lambda: time.time_ns() // 1_000_000,
             settings=settings.driver,
@@ -132,13 +142,18 @@ class Replica:
         security = self._settings.security
         peers = PeerService(self._config, self.driver, security=security)
         add_RaftServicer_to_server(peers, server)
-        add_ReplicaServicer_to_server(ClientService(self.driver, security=security), server)
-        address = self._settings.addresses[self._settings.node]
+        clients = ClientService(self.driver, self._watched, security=security)
+        add_ReplicaServicer_to_server(clients, server)
+        node = self._settings.node
+        address = self._addresses[node]
         try:
-            security.bind(server, address)
+            port = security.bind(server, address)
         except RuntimeError as error:
             raise ConfigError(f"raft: cannot listen on {address}: {error}") from error
+        # The driver reads the same mapping for its hints.
+        self._addresses[node] = f"{address.rpartition(':')[0]}:{port}"
         await server.start()
+        self._on_listening(self._addresses[node])
         sending = asyncio.create_task(self.transport.run())
         driving = asyncio.create_task(self.driver.run())
         try:

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pdd/rpc/v1/raft.proto\x12\npdd.rpc.v1\"x\n\x0cReplicaHello\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0bvoters_hash\x18\x03 \x01(\x0c\x12\x16\n\x0enewest_version\x18\x04 \x01(\x05\x12\x16\n\x0eoldest_version\x18\x05 \x01(\x05\"K\n\x0e\x44\x65liverRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.ReplicaHello\x12\x10\n\x08messages\x18\x02 \x03(\x0c\":\n\x0f\x44\x65liverResponse\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.ReplicaHello\"S\n\x16InstallSnapshotRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.pdd.rpc.v1.SnapshotHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"m\n\x0eSnapshotHeader\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.ReplicaHello\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\r\n\x05\x63rc32\x18\x04 \x01(\x03\"\x19\n\x17InstallSnapshotResponse\"<\n\rSubmitRequest\x12+\n\x0bsubmissions\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.Submission\"{\n\nSubmission\x12\x15\n\rsubmission_id\x18\x01 \x01(\x03\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x13.pdd.rpc.v1.CommandH\x00\x12\x0f\n\x05query\x18\x03 \x01(\x0cH\x00\x12\x15\n\x0bstale_query\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"=\n\x07\x43ommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"A\n\x0eSubmitResponse\x12/\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1d.pdd.rpc.v1.SubmissionOutcome\"\x89\x01\n\x11SubmissionOutcome\x12\x15\n\rsubmission_id\x18\x01 \x01(\x03\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.pdd.rpc.v1.OutcomeKind\x12\x0e\n\x06result\x18\x03 \x01(\x0c\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\"\x12\n\x10GetStatusRequest\"\x8e\x02\n\x11GetStatusResponse\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x03\x12\x15\n\rapplied_index\x18\x07 \x01(\x03\x12\x12\n\nlast_index\x18\x08 \x01(\x03\x12\x16\n\x0esnapshot_index\x18\t \x01(\x03\x12\x12\n\nstate_hash\x18\n \x01(\x0c\x12\x18\n\x10longest_pause_us\x18\x0b \x01(\x03\x12\x1d\n\x15\x64ropped_message_count\x18\x0c \x01(\x03\"+\n\x19TransferLeadershipRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\"\x1c\n\x1aTransferLeadershipResponse\"\x15\n\x13TakeSnapshotRequest\".\n\x14TakeSnapshotResponse\x12\x16\n\x0esnapshot_index\x18\x01 \x01(\x03*u\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_KIND_OK\x10\x01\x12\x19\n\x15OUTCOME_KIND_REJECTED\x10\x02\x12\x18\n\x14OUTCOME_KIND_UNKNOWN\x10\x03\x32\xac\x01\n\x04Raft\x12\x46\n\x07\x44\x65liver\x12\x1a.pdd.rpc.v1.DeliverRequest\x1a\x1b.pdd.rpc.v1.DeliverResponse(\x01\x30\x01\x12\\\n\x0fInstallSnapshot\x12\".pdd.rpc.v1.InstallSnapshotRequest\x1a#.pdd.rpc.v1.InstallSnapshotResponse(\x01\x32\xd0\x02\n\x07Replica\x12\x43\n\x06Submit\x12\x19.pdd.rpc.v1.SubmitRequest\x1a\x1a.pdd.rpc.v1.SubmitResponse(\x01\x30\x01\x12H\n\tGetStatus\x12\x1c.pdd.rpc.v1.GetStatusRequest\x1a\x1d.pdd.rpc.v1.GetStatusResponse\x12\x63\n\x12TransferLeadership\x12%.pdd.rpc.v1.TransferLeadershipRequest\x1a&.pdd.rpc.v1.TransferLeadershipResponse\x12Q\n\x0cTakeSnapshot\x12\x1f.pdd.rpc.v1.TakeSnapshotRequest\x1a .pdd.rpc.v1.TakeSnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pdd/rpc/v1/raft.proto\x12\npdd.rpc.v1\"x\n\x0cReplicaHello\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0bvoters_hash\x18\x03 \x01(\x0c\x12\x16\n\x0enewest_version\x18\x04 \x01(\x05\x12\x16\n\x0eoldest_version\x18\x05 \x01(\x05\"K\n\x0e\x44\x65liverRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.ReplicaHello\x12\x10\n\x08messages\x18\x02 \x03(\x0c\":\n\x0f\x44\x65liverResponse\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.ReplicaHello\"S\n\x16InstallSnapshotRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.pdd.rpc.v1.SnapshotHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"m\n\x0eSnapshotHeader\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.ReplicaHello\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\r\n\x05\x63rc32\x18\x04 \x01(\x03\"\x19\n\x17InstallSnapshotResponse\"<\n\rSubmitRequest\x12+\n\x0bsubmissions\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.Submission\"{\n\nSubmission\x12\x15\n\rsubmission_id\x18\x01 \x01(\x03\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x13.pdd.rpc.v1.CommandH\x00\x12\x0f\n\x05query\x18\x03 \x01(\x0cH\x00\x12\x15\n\x0bstale_query\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"=\n\x07\x43ommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"A\n\x0eSubmitResponse\x12/\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1d.pdd.rpc.v1.SubmissionOutcome\"\x89\x01\n\x11SubmissionOutcome\x12\x15\n\rsubmission_id\x18\x01 \x01(\x03\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.pdd.rpc.v1.OutcomeKind\x12\x0e\n\x06result\x18\x03 \x01(\x0c\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\"\x0e\n\x0cWatchRequest\"^\n\rWatchResponse\x12\x15\n\x08snapshot\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.pdd.rpc.v1.WatchedEntryB\x0b\n\t_snapshot\"+\n\x0cWatchedEntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\x8e\x02\n\x11GetStatusResponse\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x03\x12\x15\n\rapplied_index\x18\x07 \x01(\x03\x12\x12\n\nlast_index\x18\x08 \x01(\x03\x12\x16\n\x0esnapshot_index\x18\t \x01(\x03\x12\x12\n\nstate_hash\x18\n \x01(\x0c\x12\x18\n\x10longest_pause_us\x18\x0b \x01(\x03\x12\x1d\n\x15\x64ropped_message_count\x18\x0c \x01(\x03\"+\n\x19TransferLeadershipRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\"\x1c\n\x1aTransferLeadershipResponse\"\x15\n\x13TakeSnapshotRequest\".\n\x14TakeSnapshotResponse\x12\x16\n\x0esnapshot_index\x18\x01 \x01(\x03*u\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_KIND_OK\x10\x01\x12\x19\n\x15OUTCOME_KIND_REJECTED\x10\x02\x12\x18\n\x14OUTCOME_KIND_UNKNOWN\x10\x03\x32\xac\x01\n\x04Raft\x12\x46\n\x07\x44\x65liver\x12\x1a.pdd.rpc.v1.DeliverRequest\x1a\x1b.pdd.rpc.v1.DeliverResponse(\x01\x30\x01\x12\\\n\x0fInstallSnapshot\x12\".pdd.rpc.v1.InstallSnapshotRequest\x1a#.pdd.rpc.v1.InstallSnapshotResponse(\x01\x32\x90\x03\n\x07Replica\x12\x43\n\x06Submit\x12\x19.pdd.rpc.v1.SubmitRequest\x1a\x1a.pdd.rpc.v1.SubmitResponse(\x01\x30\x01\x12>\n\x05Watch\x12\x18.pdd.rpc.v1.WatchRequest\x1a\x19.pdd.rpc.v1.WatchResponse0\x01\x12H\n\tGetStatus\x12\x1c.pdd.rpc.v1.GetStatusRequest\x1a\x1d.pdd.rpc.v1.GetStatusResponse\x12\x63\n\x12TransferLeadership\x12%.pdd.rpc.v1.TransferLeadershipRequest\x1a&.pdd.rpc.v1.TransferLeadershipResponse\x12Q\n\x0cTakeSnapshot\x12\x1f.pdd.rpc.v1.TakeSnapshotRequest\x1a .pdd.rpc.v1.TakeSnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdd.rpc.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOMEKIND']._serialized_start=1415
-  _globals['_OUTCOMEKIND']._serialized_end=1532
+  _globals['_OUTCOMEKIND']._serialized_start=1572
+  _globals['_OUTCOMEKIND']._serialized_end=1689
   _globals['_REPLICAHELLO']._serialized_start=37
   _globals['_REPLICAHELLO']._serialized_end=157
   _globals['_DELIVERREQUEST']._serialized_start=159
@@ -55,20 +55,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITRESPONSE']._serialized_end=834
   _globals['_SUBMISSIONOUTCOME']._serialized_start=837
   _globals['_SUBMISSIONOUTCOME']._serialized_end=974
-  _globals['_GETSTATUSREQUEST']._serialized_start=976
-  _globals['_GETSTATUSREQUEST']._serialized_end=994
-  _globals['_GETSTATUSRESPONSE']._serialized_start=997
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1267
-  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_start=1269
-  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=1312
-  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=1314
-  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=1342
-  _globals['_TAKESNAPSHOTREQUEST']._serialized_start=1344
-  _globals['_TAKESNAPSHOTREQUEST']._serialized_end=1365
-  _globals['_TAKESNAPSHOTRESPONSE']._serialized_start=1367
-  _globals['_TAKESNAPSHOTRESPONSE']._serialized_end=1413
-  _globals['_RAFT']._serialized_start=1535
-  _globals['_RAFT']._serialized_end=1707
-  _globals['_REPLICA']._serialized_start=1710
-  _globals['_REPLICA']._serialized_end=2046
+  _globals['_WATCHREQUEST']._serialized_start=976
+  _globals['_WATCHREQUEST']._serialized_end=990
+  _globals['_WATCHRESPONSE']._serialized_start=992
+  _globals['_WATCHRESPONSE']._serialized_end=1086
+  _globals['_WATCHEDENTRY']._serialized_start=1088
+  _globals['_WATCHEDENTRY']._serialized_end=1131
+  _globals['_GETSTATUSREQUEST']._serialized_start=1133
+  _globals['_GETSTATUSREQUEST']._serialized_end=1151
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1154
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1424
+  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_start=1426
+  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=1469
+  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=1471
+  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=1499
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_start=1501
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_end=1522
+  _globals['_TAKESNAPSHOTRESPONSE']._serialized_start=1524
+  _globals['_TAKESNAPSHOTRESPONSE']._serialized_end=1570
+  _globals['_RAFT']._serialized_start=1692
+  _globals['_RAFT']._serialized_end=1864
+  _globals['_REPLICA']._serialized_start=1867
+  _globals['_REPLICA']._serialized_end=2267
 # @@protoc_insertion_point(module_scope)

@@ -118,6 +118,26 @@ class SubmissionOutcome(_message.Message):
     leader_address: str
     def __init__(self, submission_id: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., result: _Optional[bytes] = ..., reason: _Optional[str] = ..., leader_address: _Optional[str] = ...) -> None: ...
 
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("snapshot", "entries")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bytes
+    entries: _containers.RepeatedCompositeFieldContainer[WatchedEntry]
+    def __init__(self, snapshot: _Optional[bytes] = ..., entries: _Optional[_Iterable[_Union[WatchedEntry, _Mapping]]] = ...) -> None: ...
+
+class WatchedEntry(_message.Message):
+    __slots__ = ("index", "body")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    body: bytes
+    def __init__(self, index: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

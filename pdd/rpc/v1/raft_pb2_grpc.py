@@ -171,6 +171,11 @@ class ReplicaStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.SubmitResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/pdd.rpc.v1.Replica/Watch',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.WatchRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.WatchResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pdd.rpc.v1.Replica/GetStatus',
                 request_serializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.GetStatusRequest.SerializeToString,
@@ -197,6 +202,16 @@ class ReplicaServicer:
         stream breaks, the outcome of what was not answered is unknown: send it again with the same
         session and sequence number, to any replica.
         Errors: INVALID_ARGUMENT (a request without a body).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Watch follows the state of this replica: a snapshot first, then every command that takes effect,
+        in order, each once. What is seen is committed. Lasts until either side stops; then begin anew.
+        For schedulers.
+        Errors: RESOURCE_EXHAUSTED (the caller reads too slowly), PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,6 +249,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.SubmitRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.SubmitResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.WatchRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_raft__pb2.WatchResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -279,6 +299,33 @@ class Replica:
             '/pdd.rpc.v1.Replica/Submit',
             pdd_dot_rpc_dot_v1_dot_raft__pb2.SubmitRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_raft__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdd.rpc.v1.Replica/Watch',
+            pdd_dot_rpc_dot_v1_dot_raft__pb2.WatchRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_raft__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -106,7 +106,7 @@ class Asker:
 class Bench:
     """One driver under test."""
 
-    def __init__(self, directory: Path, *, voters: tuple[NodeId, ...], every: int = 10**9) -> None:
+    def __init__(self, directory: Path, *, voters: tuple[NodeId, ...], **settings: int) -> None:
         config = RaftConfig(node=A, voters=voters, cluster_id="one", election_ticks=3)
         storage, restart = open_storage(OsFileSystem(directory), config, may_create=True)
         self.storage = WatchedStorage(storage)
@@ -135,7 +135,7 @@ class Bench:
             addresses={A: "addr-a", B: "addr-b", C: "addr-c"},
             clock=asyncio.get_running_loop().time,
             wall_clock_ms=lambda: 1,
-            settings=DriverSettings(tick_s=0.005, snapshot_every_entries=every, keep_entries=1),
+            settings=DriverSettings(tick_s=0.005, keep_entries=1, **settings),
             saved_snapshot=restart.snapshot,
             on_role=lambda role, term: self.roles.append((role, term)),
         )
@@ -332,11 +332,22 @@ async def test_a_snapshot_is_taken_on_demand_and_shortens_the_log(tmp_path: Path
 
 
 async def test_snapshots_are_taken_after_enough_entries(tmp_path: Path) -> None:
-    async with running(Bench(tmp_path, voters=(A,), every=3)) as bench:
+    async with running(Bench(tmp_path, voters=(A,), snapshot_every_entries=3)) as bench:
         await bench.until_leader()
         for number in range(4):
             await bench.command(0, session=f"s{number}").wait()
         await bench.until(lambda: bench.driver.status().snapshot_index >= 3)
+
+
+async def test_a_few_large_entries_make_a_snapshot_too(tmp_path: Path) -> None:
+    async with running(Bench(tmp_path, voters=(A,), snapshot_every_bytes=4000)) as bench:
+        await bench.until_leader()
+        for number in range(2):
+            await bench.command(0, b"x" * 1000, session=f"s{number}").wait()
+        assert bench.driver.status().snapshot_index == 0
+        for number in range(2, 5):
+            await bench.command(0, b"x" * 1000, session=f"s{number}").wait()
+        await bench.until(lambda: bench.driver.status().snapshot_index >= 4)
 
 
 async def test_roles_are_shown_before_anything_is_sent_in_them(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from pdd.raft.config import RaftConfig
 from pdd.raft.messages import HeartbeatResponse
-from pdd.raft.values import NodeId
+from pdd.raft.values import Entry, EntryKind, NodeId
+from pdd.replication.driver import fitting_count
 from pdd.replication.hello import HelloRefusedError, check_hello, make_hello
 from pdd.replication.inbox import SUBMISSIONS_MAX, Inbox
 from pdd.replication.leader_finder import SILENCE_S, LeaderFinder
@@ -220,3 +221,15 @@ def test_percentiles_by_nearest_rank() -> None:
     assert [percentile(values, p) for p in (50, 99, 100)] == [50.0, 99.0, 100.0]
     assert percentile([7.0], 50) == 7.0
     assert percentile([], 99) == 0.0
+
+
+def test_what_is_kept_behind_a_snapshot_is_bounded_in_entries_and_bytes() -> None:
+    entries = [
+        Entry(index=index, term=1, kind=EntryKind.COMMAND, data=b"x" * 76) for index in range(1, 11)
+    ]  # 100 bytes each
+    assert fitting_count(entries, entries_max=4, bytes_max=10_000) == 4
+    assert fitting_count(entries, entries_max=99, bytes_max=10_000) == 10
+    assert fitting_count(entries, entries_max=99, bytes_max=350) == 3
+    assert fitting_count(entries, entries_max=99, bytes_max=99) == 0
+    assert fitting_count(entries, entries_max=0, bytes_max=10_000) == 0
+    assert fitting_count([], entries_max=9, bytes_max=10_000) == 0
