@@ -41,6 +41,11 @@ _KNOWN = {
     "endpoints_closed": _Known("closed_endpoints", "Connections closed to end reads or writes"),
     "callers_refused": _Known("refused_callers", "Messages in the name of another node"),
     "control_send_failures": _Known("control_send_failures", "Control messages not sent"),
+    "transfers_completed": _Known("received_transfers", "Transfers into a node that completed"),
+    "transfer_s": _Known("received_transfer_seconds", "Time these took, from ticket to last block"),
+    "moving_s": _Known(
+        "received_moving_seconds", "Time these took, from their source's answer to the last block"
+    ),
     "thread_cpu_s": _Known("thread_cpu_seconds", "CPU time of the transfer thread"),
     "source_open": _Known("open_sources", "Prefill jobs whose blocks may be fetched", grows=False),
     "target_open": _Known("open_targets", "Decode jobs that wait for blocks", grows=False),

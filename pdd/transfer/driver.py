@@ -49,7 +49,14 @@ from pdd.transfer.share import Share
 from pdd.transfer.shared import PeerMemories, SharedSlots, host_id
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
-from pdd.transfer.values import Connection, Peer, PeerId, Reason, TransferEvent
+from pdd.transfer.values import (
+    Connection,
+    Peer,
+    PeerId,
+    Reason,
+    TargetCompleted,
+    TransferEvent,
+)
 from pdd.wire.address import RankAddress, unpack_address
 from pdd.wire.control import Grant, pack_control, unpack_control
 from pdd.wire.tag import NONCE_BITS
@@ -125,6 +132,7 @@ class TransferDriver:
             lands_direct=self._receiver.lands_direct,
             new_nonce=lambda: secrets.randbelow((1 << NONCE_BITS) - 1) + 1,
         )
+        self._seconds = {"transfer_s": 0.0, "moving_s": 0.0}
         self._finals: deque[tuple[object, bool]] = deque()
 
     def _make_staging(self) -> Staging:
@@ -304,9 +312,10 @@ class TransferDriver:
             )
         return tuple(found)
 
-    def gauges(self) -> dict[str, int]:
-        """Sizes of what is held now."""
+    def gauges(self) -> dict[str, int | float]:
+        """Sizes of what is held now, and seconds that completed transfers into here took."""
         return {
+            **self._seconds,
             **self._source.counts(),
             **self._target.counts(),
             "messages_in_flight": self._transport.in_flight(),
@@ -338,11 +347,18 @@ class TransferDriver:
                 case Drop():
                     self._receiver.settle(effect.nonce, effect.serial, land=False)
                 case Emit():
+                    self._count_completed(effect.event)
                     self._emit(effect.event)
                 case Count():
                     self._counters[effect.name] += 1
                 case _:
                     assert_never(effect)
+
+    def _count_completed(self, event: TransferEvent) -> None:
+        if isinstance(event, TargetCompleted) and event.transferred_bytes:
+            self._counters["transfers_completed"] += 1
+            self._seconds["transfer_s"] += event.duration_s
+            self._seconds["moving_s"] += event.moving_s
 
     def _control_out(self, effect: SendControl) -> None:
         try:

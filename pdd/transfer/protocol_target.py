@@ -91,6 +91,7 @@ class _Want:
     block_ids: tuple[int, ...]
     deadline_at_s: float
     opened_at_s: float
+    accepted_at_s: float | None = None
     verified: set[int] = field(default_factory=set)  # prompt block indices
     attempt: int = 0
     nonce: int = 0
@@ -322,6 +323,7 @@ class TargetProtocol:
         match record.kind:
             case RecordKind.ACCEPTED | RecordKind.HELD:
                 lane.answered = True
+                self._note_accepted(lane, record)
             case RecordKind.CHUNK:
                 lane.answered = lane.chunks_seen = True
                 if not self._on_announced(lane, record):
@@ -426,12 +428,14 @@ class TargetProtocol:
         del self._lanes[lane.nonce]
         del self._wants[want.key]
         self._send_receipt(want.key, lane)
+        began_s = self._now_s if want.accepted_at_s is None else want.accepted_at_s
         self._effects.append(
             Emit(
                 event=TargetCompleted(
                     key=want.key,
                     transferred_bytes=want.transferred_bytes,
                     duration_s=self._now_s - want.opened_at_s,
+                    moving_s=self._now_s - began_s,
                 )
             )
         )
@@ -440,6 +444,11 @@ class TargetProtocol:
         if not self._settings.faults.drop_receipts:
             receipt = Receipt(key=key, nonce=lane.nonce)
             self._effects.append(SendControl(peer=lane.peer, message=receipt))
+
+    def _note_accepted(self, lane: _Lane, record: Record) -> None:
+        want = self._wants.get(lane.key)
+        if record.kind is RecordKind.ACCEPTED and want is not None and want.accepted_at_s is None:
+            want.accepted_at_s = self._now_s  # that of a resumed transfer is its first lane's
 
     # ------------------------------------------------------------------------------ early ends
 

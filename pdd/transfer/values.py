@@ -70,11 +70,16 @@ class SourceReleased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetCompleted:
-    """Every wanted block has arrived and been verified."""
+    """Every wanted block has arrived and been verified.
+
+    ``duration_s``: since the blocks were asked for. ``moving_s``: since the source's engine came to
+    the sequence and the source said so; a later chunk's computing time is in it.
+    """
 
     key: str
     transferred_bytes: int
     duration_s: float
+    moving_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

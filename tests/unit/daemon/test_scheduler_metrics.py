@@ -16,6 +16,8 @@ COUNTERS = {
     "sent_bytes": 4096.0,
     "source_open": 2.0,
     "thread_cpu_s": 0.5,
+    "transfers_completed": 3.0,
+    "moving_s": 0.25,
     "refused_expired": 3.0,
     "refused_by_mood": 1.0,
     "invented": 9.0,
@@ -47,6 +49,8 @@ async def test_the_transfer_counters_of_every_node_are_metrics() -> None:
             'pdd_kv_transfer_sent_bytes_total{node="prefill-0"} 4096.0',
             'pdd_kv_transfer_open_sources{node="prefill-0"} 2.0',
             'pdd_kv_transfer_thread_cpu_seconds_total{node="prefill-0"} 0.5',
+            'pdd_kv_transfer_received_transfers_total{node="prefill-0"} 3.0',
+            'pdd_kv_transfer_received_moving_seconds_total{node="prefill-0"} 0.25',
             'pdd_kv_transfer_refusals_total{node="prefill-0",reason="expired"} 3.0',
         ):
             assert line in lines

@@ -135,6 +135,18 @@ def test_blocks_are_complete_only_when_the_last_digest_fits():
     assert target.protocol.idle
 
 
+def test_waiting_for_the_sources_engine_is_not_time_on_the_way():
+    target = Target()
+    target.open()
+    target.record(RecordKind.HELD, serial=0)
+    target.tick(3.0)
+    target.record(RecordKind.ACCEPTED, serial=1)
+    target.chunk(serial=2, first_index=2, count=4)
+    target.tick(0.5)
+    [done] = events(target.received(serial=2))
+    assert (done.duration_s, done.moving_s) == (3.5, 0.5)
+
+
 def test_a_wrong_digest_is_asked_for_once_and_then_given_up():
     target = Target()
     target.open()
