@@ -85,8 +85,10 @@ async def test_what_was_decided_is_counted() -> None:
 
 def test_what_has_no_metric_is_not_kept() -> None:
     assert sorted(known_counters(COUNTERS)) == [
+        "moving_s",
         "refused_expired",
         "sent_bytes",
         "source_open",
         "thread_cpu_s",
+        "transfers_completed",
     ]
