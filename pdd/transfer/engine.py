@@ -331,7 +331,7 @@ class TransferEngine:
 
     def _make_shared(self) -> SharedSlots | None:
         settings = self._settings
-        if not settings.shared_memory or self._pool.on_device:
+        if not settings.shared_memory or not settings.digest or self._pool.on_device:
             return None
         return SharedSlots(
             slot_bytes=max(settings.chunk_bytes, self._pool.block_bytes),

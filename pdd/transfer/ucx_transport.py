@@ -154,7 +154,9 @@ class UcxTransport:
     def take_lost(self) -> list[PeerId]:
         for peer, endpoint in [(p, e) for p, e in self._endpoints.items() if e.lost]:
             self._leave(peer, endpoint)
-        gone = []
+        gone: list[PeerId] = []
+        if self._refused:  # a peer is lost only after all its finals have been taken
+            return gone
         for peer, endpoint in list(self._leaving):
             if not endpoint.closed:
                 self._close_endpoint(endpoint, attempts=_CLOSE_ATTEMPTS)
@@ -204,30 +206,35 @@ class UcxTransport:
         lib = self._lib
         endpoint = self._endpoints.get(peer)
         if endpoint is None or endpoint.lost:
-            self._refused.append(token)
+            self._refuse(token)
             return
         array = self._array(buffer)
         try:
             request = endpoint.handle.tag_recv(array, lib.UCXXTag(tag), lib.UCXXTagMaskFull)
         except Exception:  # one class per UCX status
             endpoint.lost = True
-            self._refused.append(token)
+            self._refuse(token)
             return
         self._keep(_Posted(request, token, endpoint, array, discard))
 
     def send(self, peer: PeerId, tag: int, buffer: Any, token: object) -> None:
         endpoint = self._endpoints.get(peer)
         if endpoint is None or endpoint.lost:
-            self._refused.append(token)
+            self._refuse(token)
             return
         array = self._array(buffer)
         try:
             request = endpoint.handle.tag_send(array, self._lib.UCXXTag(tag))
         except Exception:  # one class per UCX status
             endpoint.lost = True
-            self._refused.append(token)
+            self._refuse(token)
             return
         self._keep(_Posted(request, token, endpoint, array, False))
+
+    def _refuse(self, token: object) -> None:
+        """It cannot be posted: final at once, and taken as such before its peer is lost."""
+        self._refused.append(token)
+        self._look = True
 
     def _keep(self, posted: _Posted) -> None:
         posted.endpoint.in_flight += 1

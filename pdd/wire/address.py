@@ -1,14 +1,18 @@
 """How a rank can be reached by other ranks: one opaque value, passed on by the daemons.
 
-``b"PDA1"`` + msgpack ``[ucx_address, host, pid, fd, name, size_bytes]``. The last five describe the
+``b"PDA1"`` + CRC-32 of the rest (4 bytes, big-endian) + msgpack
+``[ucx_address, host, pid, fd, name, size_bytes]``. The last five describe the
 rank's shared memory (``transfer.shared``); ``host`` is empty where it has none.
 """
 
+import zlib
 from dataclasses import dataclass
 
 import msgpack
 
 _MAGIC = b"PDA1"
+_CRC_BYTES = 4
+_HEAD_BYTES = len(_MAGIC) + _CRC_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ def pack_address(address: RankAddress) -> bytes:
             address.size_bytes,
         ]
     )
-    return _MAGIC + packed
+    return _MAGIC + zlib.crc32(packed).to_bytes(_CRC_BYTES) + packed
 
 
 def unpack_address(data: bytes) -> RankAddress:
@@ -46,8 +50,11 @@ def unpack_address(data: bytes) -> RankAddress:
     """
     if not data.startswith(_MAGIC):
         raise ValueError(f"a rank's address begins with {_MAGIC!r}, not {data[:4]!r}")
+    crc, packed = data[len(_MAGIC) : _HEAD_BYTES], data[_HEAD_BYTES:]
+    if crc != zlib.crc32(packed).to_bytes(_CRC_BYTES):
+        raise ValueError("a rank's address has been damaged on its way: its checksum does not fit")
     try:
-        ucx_address, host, pid, fd, name, size_bytes = msgpack.unpackb(data[len(_MAGIC) :])
+        ucx_address, host, pid, fd, name, size_bytes = msgpack.unpackb(packed)
     except Exception as error:  # msgpack raises half a dozen unrelated types
         raise ValueError(f"a rank's address cannot be read: {error}") from error
     address = RankAddress(

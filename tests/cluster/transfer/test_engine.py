@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from pdd.core.errors import KVTransferError
@@ -7,6 +8,7 @@ from pdd.transfer.settings import TransferFaults, TransferSettings
 from pdd.transfer.ucx_memory import MappedMemory
 from pdd.transfer.ucx_transport import UcxTransport
 from pdd.transfer.values import (
+    PeerId,
     Reason,
     SourceReleased,
     TargetCancelled,
@@ -426,3 +428,19 @@ def test_memory_that_ucx_cannot_register_is_refused_with_what_to_do():
             transport.open()
     finally:
         transport.close()
+
+
+def test_a_peer_is_lost_only_after_what_could_not_be_posted_has_been_taken():
+    transport, other = UcxTransport(), UcxTransport()
+    peer = PeerId(uuid="u", boot_epoch=1, rank=0)
+    try:
+        transport.open()
+        transport.connect(peer, other.open())
+        transport.abort(peer)
+        transport.take_finals()
+        transport.send(peer, 7 << 24, np.zeros(1, np.uint8), "refused")
+        assert peer not in transport.take_lost()
+        assert ("refused", False) in transport.take_finals()
+    finally:
+        transport.close()
+        other.close()

@@ -14,3 +14,12 @@ def test_an_address_survives_the_wire():
 def test_what_is_no_address_is_refused(data):
     with pytest.raises(ValueError, match="address"):
         unpack_address(data)
+
+
+def test_one_changed_byte_is_noticed_wherever_it_is():
+    packed = pack_address(RankAddress(ucx_address=bytes(range(40)), host="h", name="n", fd=4))
+    for position in range(len(packed)):
+        damaged = bytearray(packed)
+        damaged[position] ^= 0x10
+        with pytest.raises(ValueError, match="address"):
+            unpack_address(bytes(damaged))
