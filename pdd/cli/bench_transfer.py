@@ -5,6 +5,8 @@ import json
 
 import click
 
+from pdd.cli.output import say
+
 _DEFAULT_PROMPTS = (2048, 8192)
 _BLOCK_TOKENS = 128
 
@@ -49,6 +51,11 @@ def add_to(group: click.Group) -> None:
 @click.option("--no-digest", is_flag=True, help="Move the blocks without digests.")
 @click.option("--no-exposed", is_flag=True, help="Leave out the chunked prompts.")
 @click.option("--no-cancels", is_flag=True, help="Leave out how soon a cancel is obeyed.")
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Between two vLLM engines with the default model instead, beside a running stream.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def transfer(
     blocks: int | None,
@@ -61,6 +68,7 @@ def transfer(
     no_digest: bool,
     no_exposed: bool,
     no_cancels: bool,
+    live: bool,
     output: str,
 ) -> None:
     """Move KV blocks between two processes and verify every byte.
@@ -68,7 +76,14 @@ def transfer(
     Prints medians and spread of GB/s and CPU seconds per GB (both processes), beside a one-thread
     memcpy of the same blocks and UCX's own ucx_perftest. Then the exposed part of prompts that
     arrive in chunks of 512 tokens.
+
+    With --live: starts a prefill and a decode engine, moves prompts of 3,000 tokens between them
+    while the decode engine streams, and prints how fast the blocks moved and what the stream
+    noticed. Takes about three minutes per transport.
     """
+    if live:
+        _measure_live(transport, output)
+        return
     from pdd.transfer import benchmark
     from pdd.transfer.benchmark_pair import Case
     from pdd.transfer.benchmark_perftest import perftest
@@ -141,6 +156,31 @@ def transfer(
             f"{part['cancels']} cancels while case {part['case']} moves over {part['transport']}: "
             f"p50 {part['p50_ms']} ms, p99 {part['p99_ms']} ms, longest {part['max_ms']} ms"
         )
+
+
+def _measure_live(transport: str, output: str) -> None:
+    context = click.get_current_context()
+    others = [
+        name
+        for name in context.params
+        if name not in ("live", "transport", "output")
+        and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if others:
+        option = next(o.opts[0] for o in context.command.params if o.name == others[0])
+        raise click.UsageError(f"{option} cannot be combined with --live.")
+    if transport == "shm":
+        raise click.UsageError("--live measures --transport tcp, or auto: shared memory, then tcp.")
+    from pdd.bench.live import LiveSpec, measure_live
+    from pdd.bench.live_figures import describe
+
+    transports = ("auto", "tcp") if transport == "auto" else (transport,)
+    rows = measure_live(LiveSpec(transports=transports), report=say)
+    if output == "json":
+        click.echo(json.dumps({"live": rows}))
+        return
+    for row in rows:
+        click.echo(describe(row))
 
 
 def _table(rows: list[dict[str, object]]) -> list[str]:
