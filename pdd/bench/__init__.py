@@ -11,6 +11,7 @@ How a run goes, and where:
 4. ``samples``        what was seen of each request, as columns; merged from all processes.
 5. ``percentiles``, ``goodput``, ``report``, ``picture``   figures, JSON and drawing of it.
 
-``ceiling`` measures how fast the generator itself can be. ``gateway_*`` starts a synthetic cluster
-and measures the scheduler process.
+``ceiling`` measures how fast the generator itself can be. ``cluster`` starts a cluster for as long
+as a measurement takes: ``gateway_*`` measures the scheduler process of a synthetic one, ``live_*``
+(``pdd bench transfer --live``) the transfers between two real engines.
 """

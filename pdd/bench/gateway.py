@@ -40,7 +40,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from pdd.bench.ceiling import measure_ceiling
-from pdd.bench.gateway_cluster import RunningCluster, with_synthetic_cluster
+from pdd.bench.cluster import RunningCluster
+from pdd.bench.gateway_cluster import with_synthetic_cluster
 from pdd.bench.gateway_expected import ROW_BYTES, Oracle
 from pdd.bench.gateway_figures import added_itl, steady_tokens_per_s
 from pdd.bench.generator import ClosedLoop, GeneratorSpec, Progress

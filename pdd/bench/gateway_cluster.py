@@ -1,60 +1,18 @@
-"""A synthetic cluster for as long as a measurement takes, started as ``pdd up`` starts one."""
+"""What daemons the gateway's measurement runs on: synthetic engines with a rhythm of their own."""
 
-import asyncio
 import os
-import socket
-import tempfile
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pdd.bench.cluster import ClusterPlan, RunningCluster, with_cluster
 from pdd.config.sources import Flag
-from pdd.core.errors import PddError
-from pdd.core.identity import Role
-from pdd.daemon.node_engine import STEP_LOG_NAME
-from pdd.daemon.supervisor import Supervisor
 from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
-from pdd.daemon.supervisor_plan import DaemonPlan
-from pdd.daemon.supervisor_state import ClusterRecord, StateDir
 from pdd.engine.synthetic.model import resolve_synthetic_model
-from pdd.engine.synthetic.step_log import read_step_log
+from pdd.replication.local_group import free_ports
 
 T = TypeVar("T")
 _START_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningCluster:
-    """What a measurement sees of it. ``interrupt`` is set when the cluster stops early."""
-
-    record: ClusterRecord
-    state_dir: Path
-    interrupt: threading.Event
-
-    @property
-    def http_port(self) -> int:
-        return int(self.record.http.rpartition(":")[2])
-
-    @property
-    def scheduler_pid(self) -> int:
-        return self._pids(Role.SCHEDULER)[0]
-
-    @property
-    def node_pids(self) -> list[int]:
-        return self._pids(Role.PREFILL) + self._pids(Role.DECODE)
-
-    def step_times_ns(self) -> dict[str, list[int]]:
-        """For every request, when each of its tokens was made, on whichever node."""
-        times: dict[str, list[int]] = {}
-        for path in sorted(self.state_dir.glob(f"*/{STEP_LOG_NAME}")):
-            for key, found in read_step_log(path).items():
-                times.setdefault(key.partition("/")[0], []).extend(found)
-        return {request_id: sorted(found) for request_id, found in times.items()}
-
-    def _pids(self, role: Role) -> list[int]:
-        return [node.pid for node in self.record.nodes if node.role == role.value]
 
 
 def with_synthetic_cluster(
@@ -66,88 +24,28 @@ def with_synthetic_cluster(
     report: Callable[[str], None],
     environment: Mapping[str, str],
 ) -> T:
-    """Start it, run ``work`` in a thread, stop it. Call it in the main thread.
+    """See ``cluster.with_cluster``."""
 
-    Ctrl-C stops the cluster; ``work`` hears of it by ``interrupt`` and should end soon.
-
-    Raises:
-        KeyboardInterrupt: it was stopped while ``work`` ran, and ``work`` gave nothing.
-        PddError: it did not start; nothing of it is left.
-    """
-    with tempfile.TemporaryDirectory(prefix="pdd-bench-gateway-") as folder:
-        state_dir = StateDir.lock(Path(folder))
-        try:
-            model_path, model_name = resolve_synthetic_model(None, state_dir=state_dir.path)
-            http_port, grpc_port = _free_ports()
-            plans = plan_cluster(
-                UpOptions(
-                    state_dir=state_dir.path,
-                    engine="synthetic",
-                    prefill_count=prefill_count,
-                    decode_count=decode_count,
-                    threads_per_node=1,
-                    http_port=http_port,
-                    grpc_port=grpc_port,
-                    model_path=model_path,
-                    model_name=model_name,
-                    flags=tuple(
-                        Flag(name=name, text=text, spelling="pdd bench gateway")
-                        for name, text in settings.items()
-                    ),
-                ),
-                cores=sorted(os.sched_getaffinity(0)),
-                gpus=(),
-                environment=environment,
-            )
-            return asyncio.run(_run(state_dir, plans, model_name, work, report))
-        finally:
-            state_dir.close()
-
-
-async def _run(
-    state_dir: StateDir,
-    plans: tuple[DaemonPlan, ...],
-    model_name: str,
-    work: Callable[[RunningCluster], T],
-    report: Callable[[str], None],
-) -> T:
-    ready: asyncio.Future[ClusterRecord] = asyncio.get_running_loop().create_future()
-    interrupt = threading.Event()
-    supervisor = Supervisor(
-        state_dir=state_dir,
-        plans=plans,
-        model=model_name,
-        report=report,
-        on_ready=ready.set_result,
-        start_timeout_s=_START_TIMEOUT_S,
-    )
-    running = asyncio.create_task(supervisor.run(), name="supervisor")
-    try:
-        await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            await running  # raises why it did not start
-            raise KeyboardInterrupt
-        cluster = RunningCluster(
-            record=ready.result(), state_dir=state_dir.path, interrupt=interrupt
+    def plan(state_dir: Path) -> ClusterPlan:
+        model_path, model_name = resolve_synthetic_model(None, state_dir=state_dir)
+        http_port, grpc_port = free_ports(2)
+        options = UpOptions(
+            state_dir=state_dir,
+            engine="synthetic",
+            prefill_count=prefill_count,
+            decode_count=decode_count,
+            threads_per_node=1,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            model_path=model_path,
+            model_name=model_name,
+            flags=tuple(
+                Flag(name=name, text=text, spelling="pdd bench gateway")
+                for name, text in settings.items()
+            ),
         )
-        working = asyncio.create_task(asyncio.to_thread(work, cluster), name="measurement")
-        await asyncio.wait((running, working), return_when=asyncio.FIRST_COMPLETED)
-        interrupt.set()
-        try:
-            return await working
-        except PddError as error:
-            if running.done():  # whatever it missed, it missed because of that
-                raise KeyboardInterrupt from error
-            raise
-    finally:
-        if not running.done():
-            supervisor.request_stop("measured")
-        await running
+        cores = sorted(os.sched_getaffinity(0))
+        daemons = plan_cluster(options, cores=cores, gpus=(), environment=environment)
+        return ClusterPlan(daemons=daemons, model_name=model_name)
 
-
-def _free_ports() -> tuple[int, int]:
-    """Free on loopback now. Both are held until both are known, so that they differ."""
-    with socket.socket() as http, socket.socket() as grpc:
-        for probe in (http, grpc):
-            probe.bind(("127.0.0.1", 0))
-        return int(http.getsockname()[1]), int(grpc.getsockname()[1])
+    return with_cluster(plan, work, start_timeout_s=_START_TIMEOUT_S, report=report)

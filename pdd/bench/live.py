@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from pdd.bench.live_cluster import STATUS_INTERVAL_S, with_cluster
+from pdd.bench.live_cluster import STATUS_INTERVAL_S, with_live_pair
 from pdd.bench.live_figures import Kind, Phase, Reading, gaps_s, live_row
 from pdd.bench.live_http import Answer, Cluster, Stream
 from pdd.bench.prompts import TextPool
@@ -63,7 +63,7 @@ def measure_live(spec: LiveSpec, *, report: Callable[[str], None]) -> list[dict[
     for transport in spec.transports:
         report(f"live engines, {transport} ...")
         rows.append(
-            with_cluster(
+            with_live_pair(
                 partial(_measure, spec, transport, report),
                 transport=transport,
                 model=spec.model,

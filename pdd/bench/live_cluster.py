@@ -5,22 +5,18 @@ is larger: asked for in turn, every prompt is held by the prefill node and gone 
 node, so that each request moves its blocks.
 """
 
-import asyncio
 import os
-import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from pdd.bench.cluster import ClusterPlan, RunningCluster, with_cluster
 from pdd.config.sources import Flag
-from pdd.core.errors import PddError
 from pdd.core.identity import Role
-from pdd.daemon.supervisor import Supervisor
 from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
 from pdd.daemon.supervisor_plan import DaemonPlan
-from pdd.daemon.supervisor_state import ClusterRecord, StateDir
 from pdd.model.resolve import resolve_model
+from pdd.replication.local_group import free_ports
 
 T = TypeVar("T")
 
@@ -35,7 +31,7 @@ _SETTINGS = {
 }
 
 
-def with_cluster(
+def with_live_pair(
     work: Callable[[str, Callable[[str], list[int]]], T],
     *,
     transport: str,
@@ -44,14 +40,9 @@ def with_cluster(
     report: Callable[[str], None],
     environment: Mapping[str, str],
 ) -> T:
-    """Start the pair, run ``work("host:port", encode)`` in a thread, stop the pair.
+    """Run ``work("host:port", encode)``; see ``cluster.with_cluster``.
 
     ``encode`` gives the token ids of a text.
-
-    Call it in the main thread: Ctrl-C stops the cluster, and with it the work.
-
-    Raises:
-        PddError: the cluster did not start or ended early; nothing of it is left.
     """
     from tokenizers import Tokenizer
 
@@ -61,30 +52,23 @@ def with_cluster(
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text).ids)
 
-    with tempfile.TemporaryDirectory(prefix="pdd-bench-live-") as folder:
-        state_dir = StateDir.lock(Path(folder))
-        try:
-            plans = plan_pair(
-                state_dir=state_dir.path,
-                model_path=found.path,
-                model_name=found.name,
-                transport=transport,
-                cores=sorted(os.sched_getaffinity(0)),
-                ports=_free_ports(),
-                environment=environment,
-            )
-            return asyncio.run(
-                _run(
-                    state_dir,
-                    plans,
-                    found.name,
-                    lambda address: work(address, encode),
-                    start_timeout_s,
-                    report,
-                )
-            )
-        finally:
-            state_dir.close()
+    def plan(state_dir: Path) -> ClusterPlan:
+        http_port, grpc_port = free_ports(2)
+        daemons = plan_pair(
+            state_dir=state_dir,
+            model_path=found.path,
+            model_name=found.name,
+            transport=transport,
+            cores=sorted(os.sched_getaffinity(0)),
+            ports=(http_port, grpc_port),
+            environment=environment,
+        )
+        return ClusterPlan(daemons=daemons, model_name=found.name)
+
+    def on_cluster(cluster: RunningCluster) -> T:
+        return work(cluster.record.http.removeprefix("http://"), encode)
+
+    return with_cluster(plan, on_cluster, start_timeout_s=start_timeout_s, report=report)
 
 
 def plan_pair(
@@ -129,45 +113,3 @@ def plan_pair(
     return tuple(
         cut if cut.role is Role.DECODE else whole for whole, cut in zip(large, small, strict=True)
     )
-
-
-async def _run(
-    state_dir: StateDir,
-    plans: tuple[DaemonPlan, ...],
-    model_name: str,
-    work: Callable[[str], T],
-    start_timeout_s: float,
-    report: Callable[[str], None],
-) -> T:
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def on_ready(record: ClusterRecord) -> None:
-        ready.set_result(record.http.removeprefix("http://"))
-
-    supervisor = Supervisor(
-        state_dir=state_dir,
-        plans=plans,
-        model=model_name,
-        report=report,
-        on_ready=on_ready,
-        start_timeout_s=start_timeout_s,
-    )
-    running = asyncio.ensure_future(supervisor.run())
-    try:
-        await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            await running  # raises why it did not start
-            raise PddError("the cluster was stopped before it was ready")
-        return await asyncio.to_thread(work, ready.result())
-    finally:
-        if not running.done():
-            supervisor.request_stop("measured")
-        await running
-
-
-def _free_ports() -> tuple[int, int]:
-    """Free on loopback now. Both are held until both are known, so that they differ."""
-    with socket.socket() as http, socket.socket() as grpc:
-        for probe in (http, grpc):
-            probe.bind(("127.0.0.1", 0))
-        return int(http.getsockname()[1]), int(grpc.getsockname()[1])
