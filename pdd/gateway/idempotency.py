@@ -29,6 +29,7 @@ from pdd.gateway.http_request import HttpRequest
 from pdd.gateway.job import Job
 from pdd.gateway.joining import joined
 from pdd.gateway.json_text import shorten
+from pdd.gateway.open_requests import stopping_error
 
 MAX_KEY_CHARS = 255
 ENDED_RUN_COUNT_MAX = 1000
@@ -86,7 +87,7 @@ class KeyedRuns:
     def close(self) -> None:
         """The process stops: nobody can come back any more."""
         for run in list(self._runs.values()):
-            run.close()
+            run.close(stopping_error())
 
     def _over(self, name: tuple[str, str], run: "KeyedRun") -> None:
         if not run.ended_well:
@@ -152,6 +153,7 @@ class KeyedRun:
         Raises:
             PddError: what is wrong with it.
         """
+        self._stop_timer()
         self._waiting_count += 1
         try:
             return await asyncio.shield(self._job)
@@ -182,8 +184,9 @@ class KeyedRun:
         self._listeners.pop(sink, None)
         self._linger_if_alone()
 
-    def close(self) -> None:
-        """Cancel what runs."""
+    def close(self, error: PddError) -> None:
+        """Cancel what runs. Who still waits in ``job`` is told ``error``: a cancellation would end
+        its task without a word to its client."""
         self._stop_timer()
         if self._is_over:
             return
@@ -192,7 +195,7 @@ class KeyedRun:
         if self._job.done():
             self._inference.cancel(self._job.result().request.request_id)
         else:
-            self._job.cancel()
+            self._refuse(error)
         self._finish()
 
     # --- Sink --------------------------------------------------------------------------------
@@ -226,8 +229,7 @@ class KeyedRun:
             job = await prepare()
         except Exception as error:
             self._task = None
-            self._job.set_exception(error)
-            self._job.exception()  # its client may have left; asyncio would warn otherwise
+            self._refuse(error)
             self._finish()
             return
         self._task = None
@@ -238,6 +240,10 @@ class KeyedRun:
         except Exception as error:  # a bug in the scheduler, which ends the process soon
             self.failed(RequestFailed(f"the scheduler failed: {error}"))
             raise
+
+    def _refuse(self, error: Exception) -> None:
+        self._job.set_exception(error)
+        self._job.exception()  # its client may have left; asyncio would warn otherwise
 
     def _finish(self) -> list[Sink]:
         """Close the run; who has listened to it."""
@@ -252,7 +258,10 @@ class KeyedRun:
         if self._is_over or self._listeners or self._waiting_count or self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._linger_s, self.close)
+        self._timer = loop.call_later(self._linger_s, self._given_up)
+
+    def _given_up(self) -> None:
+        self.close(RequestFailed(f"no client came back within {self._linger_s:g} s"))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

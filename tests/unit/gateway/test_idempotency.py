@@ -2,15 +2,30 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
-from pdd.core.errors import AdmissionRejected, RequestFailed
+from pdd.core.errors import AdmissionRejected, NodeUnavailable, RequestFailed
 from pdd.gateway import idempotency
+from pdd.gateway.http_request import HttpRequest
+from pdd.gateway.idempotency import KeyedRuns
+from pdd.gateway.job import Job
 from pdd.gateway.settings import GatewaySettings
 from tests.sinks import Planned
-from tests.unit.gateway.builders import PLAN, Front, ended, frames, front, post, script, soon
+from tests.unit.gateway.builders import (
+    PLAN,
+    Front,
+    Played,
+    ended,
+    frames,
+    front,
+    make_job,
+    post,
+    script,
+    soon,
+)
 from tests.unit.gateway.test_leaving import send_raw
 
 TEXT = {"prompt": "hi"}
@@ -181,3 +196,73 @@ async def test_stopping_leaves_no_request_behind() -> None:
         await served.stop()
         await soon(served.inference.closed)
         assert served.inference.open_count == 0
+
+
+class Waiting:
+    """A table whose requests wait for the tokenizer until ``gate`` opens."""
+
+    def __init__(self, *, linger_s: float) -> None:
+        self.gate = asyncio.Event()
+        self.inference = Played()
+        self.runs = KeyedRuns(
+            inference=self.inference, clock=time.monotonic, age_s=600.0, linger_s=linger_s
+        )
+
+    async def client(self) -> Job:
+        http = HttpRequest(method="POST", target="/v1/completions", path="/v1/completions")
+        return await self.runs.join("k1", http, prepare=self._prepare).job()
+
+    async def _prepare(self) -> Job:
+        await self.gate.wait()
+        return make_job()
+
+
+async def begun(client: asyncio.Task[Job]) -> None:
+    """A client waits for the tokenizer once its task has had a turn."""
+    await asyncio.sleep(0)
+    assert not client.done()
+
+
+async def left(client: asyncio.Task[Job]) -> None:
+    client.cancel()
+    await asyncio.wait([client])
+    assert client.cancelled(), "who leaves is cancelled and nothing else"
+
+
+async def test_a_client_that_comes_back_before_its_prompt_is_tokenised_ends_the_waiting() -> None:
+    table = Waiting(linger_s=0.01)
+    first = asyncio.create_task(table.client())
+    await begun(first)
+    await left(first)
+    second = asyncio.create_task(table.client())
+    await begun(second)
+    await asyncio.sleep(0.02)  # a timer that the first one has left would be over by now
+    table.gate.set()
+    async with asyncio.timeout(10):
+        assert (await second).request.request_id == "r-test"
+    assert len(table.inference.requests) == 1
+    table.runs.close()
+
+
+async def test_if_it_leaves_once_more_the_request_is_given_up() -> None:
+    table = Waiting(linger_s=0.01)
+    for _ in range(2):
+        client = asyncio.create_task(table.client())
+        await begun(client)
+        await left(client)
+    await asyncio.sleep(0.02)  # behind the timer, which was set before
+    assert len(table.runs) == 0
+    table.gate.set()
+    await asyncio.sleep(0)
+    assert table.inference.requests == []
+
+
+async def test_who_waits_for_a_run_that_is_closed_is_told_and_not_cancelled() -> None:
+    table = Waiting(linger_s=60.0)
+    client = asyncio.create_task(table.client())
+    await begun(client)
+    table.runs.close()
+    async with asyncio.timeout(10):
+        with pytest.raises(NodeUnavailable, match="stopping"):
+            await client
+    assert len(table.runs) == 0
