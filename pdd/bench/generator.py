@@ -149,6 +149,8 @@ class Generator:
             loop.create_task(self._sweep(), name="timeouts"),
             loop.create_task(self._heartbeat(), name="heartbeat"),
         ]
+        for ticker in tickers:
+            ticker.add_done_callback(self._ticker_ended)
         try:
             if self._spec.closed is None:
                 self._send_due()
@@ -162,6 +164,10 @@ class Generator:
         for ticker in tickers:
             if ticker.done() and not ticker.cancelled() and (error := ticker.exception()):
                 raise error
+
+    def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
+        """Tickers end by a fault only, or cancelled when the run is over."""
+        self._over.set()
 
     def stop(self) -> None:
         """Send nothing more and drop what is open: Ctrl-C. The samples stay."""
@@ -310,7 +316,13 @@ class Generator:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
+            self._pool.raise_failure()
             self._pool.end_overdue(timeout_s=self._spec.timeout_s)
+            now_s, duration_s = self._clock() - self._origin_s, self._spec.duration_s
+            is_closed = self._spec.closed is not None  # then all clients may be waiting
+            if is_closed and not self._sent_all and duration_s is not None and now_s >= duration_s:
+                self._last_was_sent(now_s)
+                self._check_over()
             if self._sent_all and self._clock() - self._origin_s > self._grace_ends_s:
                 self._pool.end_all("unfinished")
 

@@ -98,6 +98,12 @@ class ConnectionPool:
         self._address = target.host
         self.waited_count = 0
         self.reconnect_count = 0
+        self._failure: BaseException | None = None
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong on our own side while connecting: a bug, which ends the run."""
+        if self._failure is not None:
+            raise self._failure
 
     async def resolve(self) -> None:
         """Look the host up once; every connection then goes to that address.
@@ -214,8 +220,8 @@ class ConnectionPool:
         if isinstance(error, OSError):  # ssl.SSLError is one
             self.finish(exchange, "connect", str(error))
             self.next_waiting()
-        elif error is not None:
-            raise error
+        elif error is not None and self._failure is None:
+            self._failure = error
 
 
 class _Connection(asyncio.Protocol):

@@ -17,6 +17,8 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from pdd.replication.percentiles import percentile
+
 GB = 1e9
 ITL_RATIO_MAX = 1.3
 """The goal for a stream's p99 beside transfers, over that of one left alone."""
@@ -61,14 +63,6 @@ class Phase:
 def gaps_s(times_s: Sequence[float], *, after_s: float = -math.inf) -> tuple[float, ...]:
     """Gaps between events, of those that end after ``after_s``."""
     return tuple(later - sooner for sooner, later in itertools.pairwise(times_s) if later > after_s)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank: the smallest value that ``percent`` of them do not exceed. NaN of none."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]
 
 
 def rates_gb_per_s(phases: Sequence[Phase]) -> list[float]:

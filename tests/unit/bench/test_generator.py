@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pdd.bench.generator import ClosedLoop, Generator, GeneratorSpec, compare
+from pdd.bench.http_client import ConnectionPool
 from pdd.bench.prompts import Calibration, Piece
 from pdd.bench.samples import Outcome
 from pdd.bench.target import BodyOptions, Endpoint, Target
@@ -167,6 +168,32 @@ async def test_what_is_open_when_the_grace_is_over_is_unfinished():
         gone.set()
     assert sample.error == "unfinished"
     assert len(sample.event_times_s) == 1
+
+
+async def test_a_closed_loop_whose_requests_all_hang_ends_with_the_grace_too():
+    gone = asyncio.Event()
+
+    async def answer(_asked, _writer):
+        await gone.wait()
+        return False
+
+    closed = ClosedLoop(clients=2, shape=Shape(input_tokens=5, output_tokens=2))
+    async with scripted.scripted_server(answer) as server:
+        generator = await run(
+            server.port, closed=closed, request_count=9, duration_s=0.2, grace_s=0.2, timeout_s=20.0
+        )
+        gone.set()
+    assert [sample.error for sample in generator.samples] == ["unfinished"] * 2
+
+
+async def test_a_fault_of_our_own_while_connecting_ends_the_run(monkeypatch):
+    async def broken(_pool, _exchange):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(ConnectionPool, "_open", broken)
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await run(1)
 
 
 async def test_a_connection_is_used_again_and_a_closed_one_replaced_once():

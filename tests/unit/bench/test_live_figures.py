@@ -1,7 +1,6 @@
 """Rows of the live measurement, from streams and counters that are made up."""
 
 import json
-import math
 
 import pytest
 
@@ -12,7 +11,6 @@ from pdd.bench.live_figures import (
     describe,
     gaps_s,
     live_row,
-    percentile,
     rates_gb_per_s,
 )
 
@@ -45,13 +43,6 @@ def test_gaps_begin_with_the_first_request_beside_the_stream():
     assert gaps_s((0.0, 1.0, 3.0, 6.0)) == (1.0, 2.0, 3.0)
     assert gaps_s((0.0, 1.0, 3.0, 6.0), after_s=1.0) == (2.0, 3.0)
     assert gaps_s((0.0,)) == ()
-
-
-def test_a_percentile_is_a_value_that_was_seen():
-    values = list(range(1, 101))
-    assert [percentile(values, p) for p in (1, 50, 99, 100)] == [1, 50, 99, 100]
-    assert percentile([5.0, 1.0], 99) == 5.0
-    assert math.isnan(percentile([], 50))
 
 
 def test_rates_are_of_the_time_that_blocks_moved():
