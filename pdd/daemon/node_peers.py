@@ -77,6 +77,10 @@ class NodePeers:
         """That scheduler has lost a peer."""
         self._obey(self._book.left(scheduler, identity_from_proto(message.identity)))
 
+    def scheduler_lost(self, scheduler: str) -> None:
+        """Its stream has ended."""
+        self._book.teller_lost(scheduler)
+
     def look(self) -> None:
         """Have the connections looked at; what has changed is told by the next status."""
         self._obey(self._book.looked(self._engine.connections(), now_s=self._clock()))

@@ -87,6 +87,7 @@ class NodeService:
         reports = self._reports.pop(link, None)
         if reports is not None:
             self._jobs.cancel_all(reports)
+        self._peers.scheduler_lost(link.address)
         log.info("scheduler_detached", scheduler=link.address, reason=reason)
 
     def scheduler_said(self, link: SchedulerLink, message: cluster_pb2.SchedulerMessage) -> None:

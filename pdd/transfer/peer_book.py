@@ -11,7 +11,8 @@ Pure; ``daemon.node_peers`` obeys it.
     left, or a newer life ──► Disconnect
 
 What one scheduler says of peers does not void what another said: a peer stays while any of them
-knows it. A scheduler that is lost takes nothing with it.
+knows it. A scheduler that is lost takes nothing with it, but its word alone keeps no peer that
+another says has left: nobody else could ever take it back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,6 +104,8 @@ class PeerBook:
         self._rank_count = rank_count
         self._settings = settings
         self._known: dict[str, _Known] = {}  # by uuid
+        self._lost_tellers: set[str] = set()
+        self._now_s = 0.0  # of the latest look or joining
         self._reasons: list[str] = []
         self._judge()
 
@@ -112,6 +115,8 @@ class PeerBook:
         self, teller: str, peers: Sequence[PeerNode], *, complete: bool, now_s: float
     ) -> list[Action]:
         """A scheduler names peers. ``complete``: it knows no others."""
+        self._now_s = now_s
+        self._lost_tellers.discard(teller)
         actions: list[Action] = []
         if complete:
             named = {peer.identity.uuid for peer in peers}
@@ -130,6 +135,11 @@ class PeerBook:
         actions = self._untell(teller, identity.uuid)
         self._judge()
         return actions
+
+    def teller_lost(self, teller: str) -> None:
+        """A scheduler is gone, for now or for good."""
+        if any(teller in known.told_by for known in self._known.values()):
+            self._lost_tellers.add(teller)
 
     def _join(self, teller: str, peer: PeerNode, now_s: float) -> list[Action]:
         known = self._known.get(peer.identity.uuid)
@@ -168,7 +178,7 @@ class PeerBook:
     def _untell(self, teller: str, uuid: str) -> list[Action]:
         known = self._known[uuid]
         known.told_by.discard(teller)
-        if known.told_by:
+        if known.told_by - self._lost_tellers:
             return []
         del self._known[uuid]
         return self._drop(known)
@@ -192,7 +202,8 @@ class PeerBook:
             found = by_peer.get((uuid, known.node.identity.boot_epoch), {})
             self._measure(known, found)
             actions += self._reconnect(known, found, now_s)
-        self._judge(now_s)
+        self._now_s = now_s
+        self._judge()
         return actions
 
     def _measure(self, known: _Known, found: Mapping[tuple[int, PeerId], Connection]) -> None:
@@ -253,7 +264,7 @@ class PeerBook:
             )
         return reports
 
-    def _judge(self, now_s: float | None = None) -> None:
+    def _judge(self) -> None:
         settings = self._settings
         reasons = [settings.standing_reason] if settings.standing_reason else []
         for known in self._known.values():
@@ -268,11 +279,7 @@ class PeerBook:
                     name_of=lambda _, name=name: name,  # type: ignore[misc]
                 )
             since_s = known.missing_since_s
-            if (
-                since_s is not None
-                and now_s is not None
-                and (now_s - since_s >= _UNREACHABLE_AFTER_S)
-            ):
+            if since_s is not None and self._now_s - since_s >= _UNREACHABLE_AFTER_S:
                 reasons.append(
                     f"no connection to {name}: check that its addresses can be reached from here"
                     " over transfer.devices"

@@ -233,3 +233,41 @@ def test_a_peer_that_left_takes_its_reasons_along():
     assert isinstance(action, DisconnectRanks)
     assert book.reason == ""
     assert book.book.reports() == []
+
+
+def test_another_peers_news_does_not_end_an_old_reason():
+    book = Book()
+    peer = make_peer()
+    book.joined(peer)
+    book.look()
+    book.open.clear()
+    book.look()
+    book.look(after_s=15.0)
+    book.open.clear()
+    assert "no connection to prefill-0" in book.book.degraded_reason
+    book.joined(make_peer("prefill-1"))
+    assert "no connection to prefill-0" in book.book.degraded_reason
+    book.left(make_peer("prefill-1"))
+    assert "no connection to prefill-0" in book.book.degraded_reason
+
+
+def test_the_word_of_a_lost_scheduler_keeps_no_peer_that_another_says_has_left():
+    book = Book()
+    peer = make_peer()
+    book.joined(peer, teller="s0")
+    book.joined(peer, teller="s1")
+    book.book.teller_lost("s0")
+    assert book.book.reports()  # a loss alone takes nothing along
+    assert any(isinstance(action, DisconnectRanks) for action in book.left(peer, teller="s1"))
+    assert not book.book.reports()
+
+
+def test_a_scheduler_that_is_back_counts_again():
+    book = Book()
+    peer = make_peer()
+    book.joined(peer, teller="s0")
+    book.joined(peer, teller="s1")
+    book.book.teller_lost("s0")
+    book.joined(peer, teller="s0")
+    assert book.left(peer, teller="s1") == []
+    assert book.book.reports()
