@@ -1,11 +1,12 @@
 """The digest of a chunk in GPU memory, taken on the GPU: every byte counts, none is copied out.
 
-Multilinear hashing (Carter and Wegman): the packed bytes are read as 64-bit words, word ``i`` is
-multiplied with the ``i``-th of a fixed sequence of odd random numbers, and all is summed modulo
-2^64. A change of a single bit always changes the sum, for the factor is odd; two different chunks
-agree by chance in about one of 2^63 pairs, unless somebody makes them so on purpose, and whoever
-could has the blocks anyway. Sums of integers do not depend on their order, so source and target may
-cut a chunk differently.
+The packed bytes are read as 64-bit words. Each word is mixed (xor-shift, multiplication, xor-shift,
+all invertible), multiplied with the factor of its position, which is odd, and all is summed modulo
+2^64. A change within one word therefore always changes the sum. The mixing carries changes of high
+bits to low ones: without it, a sign flipped in any two words would go unseen, for the upper bits of
+a product depend on lower bits only. It is no defence against damage that is made on purpose; who
+could make it has the blocks anyway. Sums of integers do not depend on their order, so source and
+target may cut a chunk differently.
 
 Written for CUDA, run on CPU tensors so far.
 """
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 WORD_BYTES = 8
+MIX_FACTOR = 0xBF58476D1CE4E5B9  # SplitMix64's first
+_LOW_32 = (1 << 32) - 1
+_LOW_35 = (1 << 35) - 1
 
 
 def factors(count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -74,7 +78,7 @@ class DeviceDigest:
         at = 0
         for piece in pieces:
             words = self._view(piece).view(torch.int64)
-            total += (words * self._factors[at : at + len(words)]).sum()
+            total += (_mixed(words) * self._factors[at : at + len(words)]).sum()
             at += len(words)
         return int(total.item()) % (1 << 64) or 1
 
@@ -82,3 +86,10 @@ class DeviceDigest:
         import torch
 
         return torch.as_tensor(piece, device=self._device)
+
+
+def _mixed(words: "torch.Tensor") -> "torch.Tensor":
+    """torch shifts signed words with their sign; the masks make that a plain shift."""
+    words = words ^ ((words >> 32) & _LOW_32)
+    words = words * (MIX_FACTOR - (1 << 64))  # as a signed number
+    return words ^ ((words >> 29) & _LOW_35)

@@ -98,7 +98,8 @@ class AfterEvents:
                 event, action = entry
                 if event is not None:
                     event.synchronize()
-                action()
+                if not self._closed:
+                    action()
         except BaseException as error:  # raised again by the next action's giver
             self._failure = error
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pdd.connector.device_digest import DeviceDigest, factors
+from pdd.connector.device_digest import MIX_FACTOR, DeviceDigest, factors
 from pdd.transfer.pool import DeviceMemory, host_memory
 
 WORDS = 256
@@ -33,9 +33,16 @@ def pieces(data, *cuts):
     return [DeviceMemory(start + 8 * a, 8 * (b - a)) for a, b in itertools.pairwise(edges)]
 
 
-def test_it_is_the_sum_of_words_times_odd_factors(data, digest):
+def mixed(word):
+    """Plainly, in Python's integers."""
+    word ^= word >> 32
+    word = word * MIX_FACTOR % (1 << 64)
+    return word ^ (word >> 29)
+
+
+def test_it_is_the_sum_of_mixed_words_times_odd_factors(data, digest):
     expected = sum(
-        int(word) * (int(factor) % (1 << 64))
+        mixed(int(word)) * (int(factor) % (1 << 64))
         for word, factor in zip(data, factors(WORDS), strict=True)
     )
     assert digest(pieces(data)) == expected % (1 << 64)
@@ -57,6 +64,28 @@ def test_every_single_bit_counts(data, digest):
         assert digest(pieces(data)) != before, bit
         data[bit // 64] ^= np.uint64(1 << (bit % 64))
     assert digest(pieces(data)) == before
+
+
+@pytest.mark.parametrize("bit", [0, 31, 32, 62, 63])
+def test_the_same_bit_changed_in_two_words_is_seen(data, digest, bit):
+    before = digest(pieces(data))
+    flip = np.uint64(1 << bit)
+    for first in range(0, WORDS - 1, 5):
+        for second in range(first + 1, WORDS, 17):
+            data[[first, second]] ^= flip
+            assert digest(pieces(data)) != before, (first, second)
+            data[[first, second]] ^= flip
+
+
+def test_changes_in_the_top_of_some_words_are_seen(data, digest):
+    rng = np.random.default_rng(11)
+    before = digest(pieces(data))
+    for _ in range(3000):
+        where = rng.choice(WORDS, 4, replace=False)
+        flips = rng.integers(1, 8, 4).astype(np.uint64) << np.uint64(60)
+        data[where] ^= flips
+        assert digest(pieces(data)) != before
+        data[where] ^= flips
 
 
 def test_exchanged_words_and_stretches_are_seen(data, digest):

@@ -1,6 +1,7 @@
 """Offers wait for the device; everything keeps its order."""
 
 import threading
+import time
 
 import pytest
 
@@ -98,12 +99,16 @@ def test_a_failed_device_is_told_to_the_next_giver(device, order):
     assert "illegal memory access" in str(caught.value.__cause__)
 
 
-def test_close_forgets_what_has_not_run(device):
+def test_close_forgets_what_the_device_has_not_come_to(device):
     order = AfterEvents(device.record)
     order.computed(device.action("blocks"))
-    order._closed = True
+    closing = threading.Thread(target=order.close)
+    closing.start()
+    deadline_s = time.monotonic() + WAIT_S
+    while not order._closed:
+        assert time.monotonic() < deadline_s
     device.events[0].reached.set()
+    closing.join(WAIT_S)
     order.close()
-    order.close()
-    assert device.done in ([], ["blocks"])
+    assert device.done == []
     assert not order._thread.is_alive()
