@@ -1,6 +1,9 @@
 """The scheduler's end of the nodes' streams: the Cluster service.
 
-Over TLS a node is believed to be whom its certificate names, and only if it says the same.
+Over TLS a node is believed to be whom its certificate names, and only if it says the same. It
+attaches and no more: what is asked by hand, the reads too, is for an operator's certificate (role
+client) and for schedulers', as with a replica (``replication.client_service``). Nothing that a node
+does needs it, and one stolen node key must not drain the others.
 """
 
 import asyncio
@@ -19,13 +22,14 @@ from pdd.control.versions import (
 )
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
-from pdd.tls.claims import NODE_ROLES, PeerRefused, check_claim
-from pdd.tls.identity import CertificateIdentity
+from pdd.tls.claims import NODE_ROLES, PeerRefused, check_claim, check_role
+from pdd.tls.identity import CertificateIdentity, CertificateRole
 from pdd.tls.security import PLAIN, Security
 
 log = structlog.get_logger(__name__)
 
 _HELLO_TIMEOUT_S = 10.0
+_OPERATORS = (CertificateRole.CLIENT, CertificateRole.SCHEDULER)
 
 
 class JoinRefused(Exception):
@@ -132,7 +136,11 @@ class ClusterHandler(Protocol):
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
-    """grpc.aio servicer; see cluster.proto."""
+    """grpc.aio servicer; see cluster.proto.
+
+    All but ``Attach`` is refused with PERMISSION_DENIED to a node's certificate. Without TLS every
+    process of this machine may call all of it.
+    """
 
     def __init__(self, handler: ClusterHandler, *, security: Security = PLAIN) -> None:
         self._handler = handler
@@ -185,15 +193,15 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def ListNodes(
         self, request: cluster_pb2.ListNodesRequest, context: Any
     ) -> cluster_pb2.ListNodesResponse:
-        """All nodes by name; for members and clients of the cluster."""
-        await self._caller(context)
+        """All nodes by name; an operator's read."""
+        await self._admit_operator(context)
         return cluster_pb2.ListNodesResponse(nodes=self._handler.list_nodes())
 
     async def CordonNode(
         self, request: cluster_pb2.CordonNodeRequest, context: Any
     ) -> cluster_pb2.CordonNodeResponse:
-        """See cluster.proto."""
-        await self._caller(context)
+        """See cluster.proto; for operators."""
+        await self._admit_operator(context)
         try:
             is_changed = self._handler.operator.cordon(
                 request.node, message=request.message, is_drain=request.is_drain
@@ -207,8 +215,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def UncordonNode(
         self, request: cluster_pb2.UncordonNodeRequest, context: Any
     ) -> cluster_pb2.UncordonNodeResponse:
-        """See cluster.proto."""
-        await self._caller(context)
+        """See cluster.proto; for operators."""
+        await self._admit_operator(context)
         try:
             is_changed = self._handler.operator.uncordon(request.node)
         except UnknownNode as error:
@@ -219,8 +227,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def GetDrainState(
         self, request: cluster_pb2.GetDrainStateRequest, context: Any
     ) -> cluster_pb2.GetDrainStateResponse:
-        """See cluster.proto."""
-        await self._caller(context)
+        """See cluster.proto; an operator's read."""
+        await self._admit_operator(context)
         try:
             state = self._handler.operator.drain_state(request.node)
         except UnknownNode as error:
@@ -231,8 +239,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def ListDecisions(
         self, request: cluster_pb2.ListDecisionsRequest, context: Any
     ) -> cluster_pb2.ListDecisionsResponse:
-        """See cluster.proto."""
-        await self._caller(context)
+        """See cluster.proto; an operator's read."""
+        await self._admit_operator(context)
         decisions = self._handler.operator.decisions(request.request_id)
         if not decisions:
             await context.abort(
@@ -245,6 +253,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def _caller(self, context: Any) -> CertificateIdentity | None:
         try:
             return self._security.caller(context)
+        except PeerRefused as error:
+            await self._refuse(context, error, claimed="")
+            raise  # not reached: abort raised
+
+    async def _admit_operator(self, context: Any) -> None:
+        try:
+            check_role(self._security.caller(context), _OPERATORS)
         except PeerRefused as error:
             await self._refuse(context, error, claimed="")
             raise  # not reached: abort raised

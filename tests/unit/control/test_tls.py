@@ -194,6 +194,62 @@ async def test_a_client_may_look_at_the_nodes_and_another_clusters_may_not(
         assert scheduler.servicer.refused_caller_count == 1
 
 
+_ASKED = {
+    "ListNodes": cluster_pb2.ListNodesRequest(),
+    "CordonNode": cluster_pb2.CordonNodeRequest(node="decode-0", is_drain=True),
+    "GetDrainState": cluster_pb2.GetDrainStateRequest(node="decode-0"),
+    "ListDecisions": cluster_pb2.ListDecisionsRequest(request_id="r1"),
+    "UncordonNode": cluster_pb2.UncordonNodeRequest(node="decode-0"),
+}
+"""What an operator asks, in an order in which each finds something to do."""
+
+
+@pytest.mark.parametrize(
+    ("certificate", "role"),
+    [("decode-7", "decode"), ("decode-0", "decode"), ("prefill-0", "prefill")],
+)
+async def test_a_nodes_certificate_neither_asks_nor_cordons_not_even_itself(
+    authority: Authority, logs: Logs, certificate: str, role: str
+) -> None:
+    async with (
+        scheduling(authority) as scheduler,
+        attaching("decode-0", scheduler, authority.security("decode-0")),
+    ):
+        await scheduler.until(lambda: scheduler.states() == {"decode-0": "ready"})
+        security = authority.security(certificate, role=role, file="asking")
+        async with scheduler_channel(security, scheduler) as stub:
+            for count, (method, request) in enumerate(_ASKED.items(), start=1):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await getattr(stub, method)(request, timeout=WAIT_S)
+                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, method
+                assert f"{role}/{certificate}" in str(caught.value.details())
+                assert scheduler.servicer.refused_caller_count == count
+        assert len(events(logs, "caller_refused")) == len(_ASKED)
+        assert scheduler.states() == {"decode-0": "ready"}
+
+
+@pytest.mark.parametrize("role", ["client", "scheduler"])
+async def test_an_operators_or_schedulers_certificate_asks_and_cordons(
+    authority: Authority, role: str
+) -> None:
+    async with (
+        scheduling(authority) as scheduler,
+        attaching("decode-0", scheduler, authority.security("decode-0")),
+    ):
+        await scheduler.until(lambda: scheduler.states() == {"decode-0": "ready"})
+        async with scheduler_channel(authority.security("anna", role=role), scheduler) as stub:
+            for method, request in _ASKED.items():
+                if method == "ListDecisions":  # there are none: it got as far as looking
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await stub.ListDecisions(request, timeout=WAIT_S)
+                    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+                    continue
+                await getattr(stub, method)(request, timeout=WAIT_S)
+                is_out = method in ("CordonNode", "GetDrainState")
+                assert scheduler.states() == {"decode-0": "cordoned" if is_out else "ready"}, method
+        assert scheduler.servicer.refused_caller_count == 0
+
+
 def _of_another_cluster(authority: Authority, tmp_path: Path) -> Security:
     """Both authorities are trusted by both sides, as in the days of a merger."""
     two = Authority(tmp_path / "two", "two")
