@@ -1,5 +1,6 @@
 """What this machine has: limits, memory, network devices, GPUs, ports. Reads, changes nothing."""
 
+import errno
 import importlib.metadata
 import os
 import platform
@@ -83,7 +84,7 @@ def look_at_port(key: str, host: str, port: int) -> PortFacts:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(target)
     except OSError as error:
-        holder, is_pdd = _listener(port)
+        holder, is_pdd = ("", False) if error.errno != errno.EADDRINUSE else _listener(port)
         if holder:
             return PortFacts(key=key, address=address, holder=holder, is_pdd=is_pdd)
         return PortFacts(key=key, address=address, error=str(error))

@@ -207,6 +207,12 @@ class TestPorts:
         assert check.level is Level.FAULT
         assert "cannot be bound" in check.text
 
+    def test_the_same_port_at_another_address_is_no_answer(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            found = look_at_port("grpc.listen", "192.0.2.1", server.getsockname()[1])
+        assert found.holder == ""
+        assert "cannot be bound" in judge.of_port(found, required=True).text
+
 
 async def diagnose(address: str, *, is_named: bool = True, file: Path | None = None) -> list[Check]:
     """In a thread of its own: it asks the scheduler that runs on this test's loop."""
