@@ -2,7 +2,7 @@
 
 A look costs three ``stat`` calls, and is taken at each handshake and before each dialled call, so
 that no task has to watch. What changed is read and checked whole; while anything is wrong with it
-(half of a pair is written, a wrong file was copied) the former stays in use and that is logged,
+(half of a pair is written, another node's was copied) the former stays in use and that is logged,
 once per state of the files.
 """
 
@@ -15,13 +15,20 @@ import structlog
 
 from pdd.core.errors import ConfigError
 from pdd.tls.check import FileFault, Material, read_material
+from pdd.tls.facts import CertificateFacts
 from pdd.tls.paths import TlsPaths
 
 log = structlog.get_logger(__name__)
 
 WallClock = Callable[[], datetime]
+Misfit = Callable[[CertificateFacts, CertificateFacts], str | None]
+"""Why the second certificate may not follow the first; None when it may."""
 
 _Stamp = tuple[tuple[int, int, int], ...]
+
+
+def no_misfit(former: CertificateFacts, offered: CertificateFacts) -> None:
+    """Any valid one may follow."""
 
 
 def wall_clock() -> datetime:
@@ -32,10 +39,13 @@ def wall_clock() -> datetime:
 class RenewedMaterial:
     """``current`` may be called from any thread: gRPC does its handshakes on its own."""
 
-    def __init__(self, paths: TlsPaths, *, now: WallClock = wall_clock) -> None:
-        """Raises ConfigError, one line per fault."""
+    def __init__(
+        self, paths: TlsPaths, *, now: WallClock = wall_clock, misfit: Misfit = no_misfit
+    ) -> None:
+        """Raises ConfigError, one line per fault. ``misfit`` judges renewals only."""
         self._paths = paths
         self._now = now
+        self._misfit = misfit
         self._lock = threading.Lock()
         self._stamp = _stamp(paths)
         material, faults = read_material(paths, now=now())
@@ -60,6 +70,11 @@ class RenewedMaterial:
 
     def _renew(self) -> None:
         material, faults = read_material(self._paths, now=self._now())
+        if material is not None:
+            misfit = self._misfit(self._material.facts, material.facts)
+            if misfit is not None:
+                message = f"{self._paths.certificate}: {misfit}"
+                material, faults = None, [FileFault(field="certificate", message=message)]
         if material is None:
             log.warning(
                 "certificate_not_renewed",

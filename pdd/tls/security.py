@@ -13,6 +13,7 @@ import grpc.aio
 from pdd.core.errors import ConfigError
 from pdd.tls.check import Material
 from pdd.tls.claims import caller_of
+from pdd.tls.facts import CertificateFacts
 from pdd.tls.identity import CertificateIdentity
 from pdd.tls.loopback import refuse_plain_beyond_loopback
 from pdd.tls.material import RenewedMaterial, WallClock, wall_clock
@@ -89,7 +90,7 @@ PLAIN = PlainSecurity()
 
 
 class TlsSecurity:
-    """Mutual TLS with the cluster's certificates, renewed ones included.
+    """Mutual TLS with the cluster's certificates, renewed ones of the same identity included.
 
     Servers ask for the certificate at every handshake; channels have the one of the moment in
     which they were made (see ``version``). Connections that are open stay open.
@@ -101,7 +102,7 @@ class TlsSecurity:
         """Raises ConfigError: the files are not what they should be."""
         if paths.ca is None:
             raise ConfigError("tls.ca is missing: without it anybody would be believed")
-        self._renewed = RenewedMaterial(paths, now=now)
+        self._renewed = RenewedMaterial(paths, now=now, misfit=_other_identity)
         identity = self.material().facts.identity
         if identity is None:
             raise ConfigError(
@@ -145,3 +146,13 @@ class TlsSecurity:
         return grpc.ssl_channel_credentials(
             material.ca_pem, material.key_pem, material.certificate_pem
         )
+
+
+def _other_identity(former: CertificateFacts, offered: CertificateFacts) -> str | None:
+    """What was compared with the configuration at start would not be compared again."""
+    if offered.identity == former.identity:
+        return None
+    return (
+        f"names {offered.identity or 'no pdd:// identity'}, and this process is "
+        f"{former.identity}; give it its own, or restart it with a configuration that fits"
+    )

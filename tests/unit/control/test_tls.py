@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from structlog.testing import LogCapture, capture_logs
 
 from pdd.control.cluster_server import ClusterServicer
@@ -16,7 +17,9 @@ from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import CHANNEL_OPTIONS, SERVER_OPTIONS
 from pdd.engine.port import PeerControl
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, node_pb2_grpc
-from pdd.tls.security import PLAIN, Security
+from pdd.tls.identity import CertificateIdentity
+from pdd.tls.paths import TlsPaths
+from pdd.tls.security import PLAIN, CallContext, Security, TlsSecurity
 from tests.builders import make_identity
 from tests.unit.daemon.grpc_cluster import WAIT_S, Node, Scheduler
 from tests.unit.tls.certificates import Authority
@@ -269,8 +272,10 @@ class Receiver:
 
 
 @contextlib.asynccontextmanager
-async def receiving(authority: Authority) -> AsyncIterator[Receiver]:
-    security = authority.security("prefill-0")
+async def receiving(
+    authority: Authority, security: Security | None = None
+) -> AsyncIterator[Receiver]:
+    security = security or authority.security("prefill-0")
     receiver = Receiver(security)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     node_pb2_grpc.add_NodeServicer_to_server(receiver.servicer, server)
@@ -347,15 +352,31 @@ async def test_strangers_deliver_nothing(authority: Authority, tmp_path: Path) -
         assert receiver.servicer.refused_caller_count == 0
 
 
-async def test_a_renewed_certificate_is_shown_at_the_next_message(
-    authority: Authority, logs: Logs
-) -> None:
+class Seeing(TlsSecurity):
+    """Remembers which certificates callers showed."""
+
+    def __init__(self, paths: TlsPaths) -> None:
+        super().__init__(paths)
+        self.shown: list[str] = []
+        """Serial numbers, hexadecimal."""
+
+    def caller(self, context: CallContext) -> CertificateIdentity | None:
+        (pem,) = context.auth_context()["x509_pem_cert"]
+        self.shown.append(f"{x509.load_pem_x509_certificate(pem).serial_number:x}")
+        return super().caller(context)
+
+
+async def test_a_renewed_certificate_is_shown_at_the_next_message(authority: Authority) -> None:
     """The same channel would show the former one for as long as its connection lasts."""
-    security = authority.security("decode-0", role="client")
-    async with receiving(authority) as receiver, sending(security) as client:
-        await relay(receiver, client)
-        assert receiver.messages == []
-        authority.issue("decode-0", force=True)
-        await relay(receiver, client)
-        assert [message.peer for message in receiver.messages] == [DECODE]
+    security = authority.security("decode-0")
+    seeing = Seeing(authority.issue("prefill-0"))
+    async with receiving(authority, seeing) as receiver, sending(security) as client:
+        serials = []
+        for _ in range(2):
+            await relay(receiver, client)
+            serials.append(security.material().facts.serial)
+            authority.issue("decode-0", force=True)
+        assert seeing.shown == serials
+        assert len(set(serials)) == 2
+        assert [message.peer for message in receiver.messages] == [DECODE, DECODE]
         assert len(client._channels) == 1

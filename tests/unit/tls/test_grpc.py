@@ -146,6 +146,57 @@ async def test_a_renewal_that_is_half_done_or_wrong_changes_nothing(authority: A
         assert server.version() is before
 
 
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("decode-1", "decode"), ("decode-0", "client"), ("decode-0", "prefill")],
+)
+async def test_a_renewal_that_names_somebody_else_changes_nothing(
+    authority: Authority, name: str, role: str
+) -> None:
+    scheduler = authority.security("scheduler-0")
+    decode = authority.security("decode-0")
+    async with serving(scheduler.bind, scheduler.caller) as address:
+        before = decode.version()
+        authority.issue(name, role=role, file="decode-0", force=True)
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert await ask_as(decode, address) == "pdd://one/decode/decode-0"
+        assert decode.version() is before
+        (told,) = logs
+        assert told["event"] == "certificate_not_renewed"
+        for word in ("decode-0.crt", f"pdd://one/{role}/{name}", "pdd://one/decode/decode-0"):
+            assert word in told["reason"]
+        authority.issue("decode-0", force=True)
+        assert await ask_as(decode, address) == "pdd://one/decode/decode-0"
+        assert decode.version() is not before
+
+
+def test_a_renewal_of_another_cluster_or_of_nobody_changes_nothing(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """The authority's file was replaced too, so that each pair is whole and signed."""
+    decode = authority.security("decode-0")
+    paths, before = authority.paths("decode-0"), decode.version()
+    two = Authority(tmp_path / "two", "two")
+    other = two.issue("decode-0")
+    authority.ca.write_bytes(authority.ca.read_bytes() + two.ca.read_bytes())
+    pairs = [other, TlsPaths(ca=two.ca, certificate=two.ca, key=two.folder / "ca.key")]
+    for pair, words in zip(pairs, ("pdd://two/decode/decode-0", "no pdd:// identity"), strict=True):
+        paths.certificate.write_bytes(pair.certificate.read_bytes())
+        paths.key.write_bytes(pair.key.read_bytes())
+        with capture_logs() as logs:
+            assert decode.version() is before
+        (told,) = logs
+        assert words in told["reason"]
+
+
+def test_a_front_doors_renewal_may_name_anybody(authority: Authority) -> None:
+    public = PublicTls(_front_door(authority.issue("front", role="scheduler"), ca=None))
+    before = public.material()
+    authority.issue("shop", role="client", file="front", force=True)
+    assert public.material().facts.serial != before.facts.serial
+
+
 async def test_plain_connections_stay_on_this_machine() -> None:
     async with serving(PLAIN.bind, PLAIN.caller) as address:
         assert await ask_as(PLAIN, address) == "None"
