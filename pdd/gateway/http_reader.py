@@ -18,6 +18,9 @@ from pdd.gateway.http_request import (
     path_of,
 )
 
+CHUNK_FRAME_BYTES = 16
+"""What each chunk of a body may have around it: its size, with some zeros before, and line ends."""
+
 
 class Phase(StrEnum):
     """What the reader waits for."""
@@ -47,8 +50,9 @@ class RequestOwner(Protocol):
 class HttpReader:
     """One per connection.
 
-    Bounds: ``max_head_bytes`` and ``MAX_HEADER_COUNT`` for a head, ``max_body_bytes`` for a body;
-    at each of them a fault.
+    Bounds: ``max_head_bytes`` and ``MAX_HEADER_COUNT`` for a head, ``max_body_bytes`` for a body,
+    ``max_head_bytes`` again for what comes beside a body (chunk extensions, trailers) in later
+    pieces than the end of its head; at each of them a fault.
     """
 
     def __init__(self, owner: RequestOwner, *, max_head_bytes: int, max_body_bytes: int) -> None:
@@ -62,6 +66,8 @@ class HttpReader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._body_skipped = False
         self._resuming = False
+        self._chunk_count = 0
+        self._beside_body_bytes = 0
         self.phase = Phase.NOTHING
 
     @property
@@ -83,6 +89,9 @@ class HttpReader:
     def _feed(self, data: bytes) -> bytes:
         """The rest, if this ended in a request to upgrade, which is answered like any other."""
         was_in_head = self.phase in (Phase.NOTHING, Phase.HEAD)
+        request = self._request
+        body_bytes = 0 if request is None else len(request.body)
+        chunk_count = self._chunk_count
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
@@ -95,6 +104,12 @@ class HttpReader:
         if was_in_head and self.phase is Phase.HEAD:  # a single header that does not end
             self._head_size_bytes += len(data)
             self._check_head_size()
+        if request is not None and self._request is request:  # all of it was this one's body
+            self._count_beside_body(
+                len(data)
+                - (len(request.body) - body_bytes)
+                - CHUNK_FRAME_BYTES * (self._chunk_count - chunk_count)
+            )
         return b""
 
     # --- called by the parser ----------------------------------------------------------------
@@ -146,8 +161,12 @@ class HttpReader:
             self.give_up(fault)
             return
         self._body_skipped = self._parser.should_upgrade() and _body_header(self._request) != b""
+        self._beside_body_bytes = 0
         self.phase = Phase.BODY
         self._owner.head_arrived(self._request)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_count += 1
 
     def on_body(self, part: bytes) -> None:
         if self.phase is Phase.END:
@@ -186,6 +205,18 @@ class HttpReader:
                 "headers_too_large",
                 f"request line and headers are more than {self._max_head_bytes} bytes or "
                 f"{MAX_HEADER_COUNT} headers",
+            )
+
+    def _count_beside_body(self, more_bytes: int) -> None:
+        """The parser keeps a trailer until it ends, and nobody else would bound what it skips."""
+        # Not below zero: what small chunks leave of their allowance is not saved for a trailer.
+        self._beside_body_bytes = max(0, self._beside_body_bytes + more_bytes)
+        if self._beside_body_bytes > self._max_head_bytes:
+            self._fail(
+                431,
+                "headers_too_large",
+                f"chunk extensions and trailers are more than {self._max_head_bytes} bytes; "
+                "leave them out",
             )
 
     def _fail(self, status: int, code: str, message: str) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class GatewaySettings:
     """Limits for one scheduler process.
 
-    ``max_head_bytes``: a longer request line and headers are HTTP 431.
+    ``max_head_bytes``: a longer request line and headers are HTTP 431; so is as much beside a body
+        in chunks (extensions, trailers).
     ``head_timeout_s``: a request whose headers have not arrived by then is HTTP 408.
     ``max_body_bytes``: a longer body is HTTP 413, judged by its header before it is read.
     ``body_timeout_s``: a body that has not arrived by then is HTTP 408.

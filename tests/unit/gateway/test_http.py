@@ -192,6 +192,33 @@ class TestBodies:
             c.say(get("/health"))
             assert [(await c.reply()).status for _ in range(2)] == [200, 200]
 
+    async def test_whose_trailer_does_not_end_are_refused_behind_a_stream_too(self) -> None:
+        """Where no timer runs for them."""
+        settings = GatewaySettings(linger_s=0.05, max_head_bytes=1000)
+        steps = [gate := asyncio.Event(), *script("a")]
+        async with front(steps, settings=settings) as served, client(served) as c:
+            c.say(post(STREAM))
+            await soon(served.inference.waiting)
+            c.say(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"0\r\nX-Trailer: "
+            )
+
+            async def trickle() -> None:
+                while True:
+                    c.say(b"x" * 100)
+                    await asyncio.sleep(0)
+
+            trickling = asyncio.create_task(trickle())
+            gate.set()
+            assert (await c.reply()).status == 200
+            reply = await c.reply()
+            trickling.cancel()
+            await asyncio.wait([trickling])
+            assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
+            assert reply.headers["connection"] == "close"
+            assert len(served.inference.requests) == 1
+
     async def test_are_asked_for_when_the_client_waits(self) -> None:
         async with front(script("a")) as served, client(served) as c:
             head, _, body = post(BODY, "Expect: 100-continue").partition(b"\r\n\r\n")
