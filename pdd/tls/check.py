@@ -25,6 +25,9 @@ class FileFault:
 
     field: str
     message: str
+    untimely: CertificateFacts | None = None
+    """Of the certificate that is not valid now and may be at another time; None where the fault
+    stays until the files change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def _authority_faults(
                 f"({facts.identity or facts.serial}); name the authority's, ca.crt",
             )
         elif (fault := facts.fault_at(now)) is not None:
-            yield FileFault(field="ca", message=f"{path}: the authority {fault}")
+            yield FileFault(field="ca", message=f"{path}: the authority {fault}", untimely=facts)
 
 
 def _leaf_faults(
@@ -105,10 +108,12 @@ def _leaf_faults(
     now: datetime,
 ) -> Iterable[FileFault]:
     path = paths.certificate
-    if (fault := facts_of(chain[0]).fault_at(now)) is not None:
+    facts = facts_of(chain[0])
+    if (fault := facts.fault_at(now)) is not None:
         yield FileFault(
             field="certificate",
             message=f"{path}: {fault}; issue it anew with 'pdd certs issue NAME --force'",
+            untimely=facts,
         )
     if paths.is_own_authority and authorities and not _is_signed(chain, authorities):
         yield FileFault(

@@ -3,7 +3,7 @@
 A look costs three ``stat`` calls, and is taken at each handshake and before each dialled call, so
 that no task has to watch. What changed is read and checked whole; while anything is wrong with it
 (half of a pair is written, another node's was copied) the former stays in use and that is logged,
-once per state of the files.
+once per state of the files. Files whose only fault is the time are read again when it has come.
 """
 
 import threading
@@ -48,6 +48,8 @@ class RenewedMaterial:
         self._misfit = misfit
         self._lock = threading.Lock()
         self._stamp = _stamp(paths)
+        self._untimely: tuple[CertificateFacts, ...] = ()
+        """What keeps the present files out, if that is nothing but the time."""
         material, faults = read_material(paths, now=now())
         if material is None:
             raise ConfigError("\n".join(self._lines(faults)))
@@ -60,13 +62,20 @@ class RenewedMaterial:
                 stamp = _stamp(self._paths)
             except OSError:
                 return self._material  # one is being replaced, or gone: it may come back
-            if stamp != self._stamp:
+            if stamp != self._stamp or self._is_time():
                 self._stamp = stamp
                 self._renew()
             return self._material
 
     def _lines(self, faults: list[FileFault]) -> list[str]:
         return [f"{self._paths.key_of(fault.field)}: {fault.message}" for fault in faults]
+
+    def _is_time(self) -> bool:
+        """Whether what was early, or late by a clock that was ahead, is valid now."""
+        if not self._untimely:
+            return False
+        now = self._now()
+        return all(facts.fault_at(now) is None for facts in self._untimely)
 
     def _renew(self) -> None:
         material, faults = read_material(self._paths, now=self._now())
@@ -75,6 +84,8 @@ class RenewedMaterial:
             if misfit is not None:
                 message = f"{self._paths.certificate}: {misfit}"
                 material, faults = None, [FileFault(field="certificate", message=message)]
+        untimely = tuple(fault.untimely for fault in faults if fault.untimely is not None)
+        self._untimely = untimely if len(untimely) == len(faults) else ()
         if material is None:
             log.warning(
                 "certificate_not_renewed",

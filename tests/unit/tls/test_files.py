@@ -135,6 +135,17 @@ def test_what_is_not_valid_now_is_a_fault(authority, later, fields) -> None:
     assert [field for field, _ in faults_of(authority.issue("decode-0"), now=NOW + later)] == fields
 
 
+def test_faults_of_time_and_no_others_tell_which_certificate_will_be_valid(authority) -> None:
+    paths = authority.issue("decode-0")
+    expires = {"ca": NOW + timedelta(days=30), "certificate": NOW + timedelta(days=10)}
+    for at in (NOW + timedelta(days=31), NOW - timedelta(days=31)):
+        faults = read_material(paths, now=at)[1]
+        assert {fault.field: fault.untimely.expires for fault in faults} == expires
+    paths.key.chmod(0o644)
+    (fault,) = read_material(paths, now=NOW)[1]
+    assert fault.untimely is None
+
+
 def test_a_certificate_in_the_authoritys_place_is_a_fault(authority) -> None:
     paths = authority.issue("decode-0")
     found = faults_of(TlsPaths(ca=paths.certificate, certificate=paths.certificate, key=paths.key))
