@@ -4,6 +4,7 @@ Used at load (``pdd.config``), where every fault is told at once, and when files
 running daemon, where any fault means: keep what was there.
 """
 
+import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ class Material:
 def read_material(paths: TlsPaths, *, now: datetime) -> tuple[Material | None, list[FileFault]]:
     """The files' content, or what is wrong with them; never both."""
     faults: list[FileFault] = []
-    ca_pem = _bytes("ca", paths.ca, faults) if paths.ca is not None else b""
-    certificate_pem = _bytes("certificate", paths.certificate, faults)
-    key_pem = _bytes("key", paths.key, faults)
+    ca_pem = _read("ca", paths.ca, faults)[0] if paths.ca is not None else b""
+    certificate_pem, _ = _read("certificate", paths.certificate, faults)
+    key_pem, key_mode = _read("key", paths.key, faults)
     if faults:
         return None, faults
     authorities = _certificates("ca", paths.ca, ca_pem, faults) if paths.ca is not None else []
@@ -54,7 +55,7 @@ def read_material(paths: TlsPaths, *, now: datetime) -> tuple[Material | None, l
     faults += _authority_faults(paths.ca, authorities, now)
     if chain:
         faults += _leaf_faults(paths, chain, authorities, now)
-    faults += _key_faults(paths, key_pem, chain)
+    faults += _key_faults(paths, key_pem, key_mode, chain)
     if faults:
         return None, faults
     material = Material(
@@ -63,9 +64,11 @@ def read_material(paths: TlsPaths, *, now: datetime) -> tuple[Material | None, l
     return material, []
 
 
-def _bytes(field: str, path: Path, faults: list[FileFault]) -> bytes:
+def _read(field: str, path: Path, faults: list[FileFault]) -> tuple[bytes, int]:
+    """Content and mode, of one open file: the path may mean another one at any moment."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         faults.append(
             FileFault(
@@ -73,7 +76,7 @@ def _bytes(field: str, path: Path, faults: list[FileFault]) -> bytes:
                 message=f"{path}: {error.strerror}; the daemon's user must be able to read it",
             )
         )
-        return b""
+        return b"", 0
 
 
 def _certificates(
@@ -138,7 +141,7 @@ def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 def _key_faults(
-    paths: TlsPaths, key_pem: bytes, chain: list[x509.Certificate]
+    paths: TlsPaths, key_pem: bytes, mode: int, chain: list[x509.Certificate]
 ) -> Iterable[FileFault]:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
@@ -148,7 +151,6 @@ def _key_faults(
             field="key", message=f"{paths.key}: holds no private key in PEM without a password"
         )
         return
-    mode = stat.S_IMODE(paths.key.stat().st_mode)
     if mode & stat.S_IROTH:
         yield FileFault(
             field="key",

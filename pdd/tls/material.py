@@ -58,9 +58,8 @@ class RenewedMaterial:
     def current(self) -> Material:
         """The newest that is valid. The same object as long as nothing has changed."""
         with self._lock:
-            try:
-                stamp = _stamp(self._paths)
-            except OSError:
+            stamp = _stamp(self._paths)
+            if stamp is None:
                 return self._material  # one is being replaced, or gone: it may come back
             if stamp != self._stamp or self._is_time():
                 self._stamp = stamp
@@ -101,8 +100,13 @@ class RenewedMaterial:
             )
 
 
-def _stamp(paths: TlsPaths) -> _Stamp:
+def _stamp(paths: TlsPaths) -> _Stamp | None:
+    """Changes with the files; None while one of them cannot be found."""
     files: list[Path] = [paths.certificate, paths.key]
     if paths.ca is not None:
         files.append(paths.ca)
-    return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in (path.stat() for path in files))
+    try:
+        found = [path.stat() for path in files]
+    except OSError:
+        return None
+    return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in found)

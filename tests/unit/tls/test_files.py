@@ -5,6 +5,7 @@ import stat
 from datetime import timedelta
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from pdd.core.errors import ConfigError
 from pdd.tls import files
@@ -156,6 +157,23 @@ def test_a_certificate_in_the_authoritys_place_is_a_fault(authority) -> None:
 def test_a_key_that_everybody_may_read_is_a_fault(authority) -> None:
     paths = authority.issue("decode-0")
     paths.key.chmod(0o644)
+    ((field, message),) = faults_of(paths)
+    assert field == "key"
+    assert "mode 0644" in message
+
+
+def test_a_key_that_is_gone_once_it_was_read_is_judged_by_what_was_read(
+    authority, monkeypatch
+) -> None:
+    paths = authority.issue("decode-0")
+    paths.key.chmod(0o644)
+    load = serialization.load_pem_private_key
+
+    def gone(*arguments, **options):
+        paths.key.unlink()
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(serialization, "load_pem_private_key", gone)
     ((field, message),) = faults_of(paths)
     assert field == "key"
     assert "mode 0644" in message

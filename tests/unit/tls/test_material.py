@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from pdd.core.errors import ConfigError
 from pdd.tls.material import RenewedMaterial
+from pdd.tls.paths import TlsPaths
 from tests.unit.tls.certificates import NOW, Authority
 
 DAY = timedelta(days=1)
@@ -102,3 +104,29 @@ def test_a_fault_that_no_clock_mends_is_read_once_whatever_the_time(
     assert told(logs) == ["certificate_not_renewed"]
     key.write_bytes(right)
     assert renewed.current().facts.expires == NOW + 11 * DAY
+
+
+def test_files_that_are_not_there_at_start_are_a_fault_of_the_configuration(
+    authority: Authority,
+) -> None:
+    folder = authority.folder
+    paths = TlsPaths(ca=authority.ca, certificate=folder / "x.crt", key=folder / "x.key")
+    with pytest.raises(ConfigError) as caught:
+        RenewedMaterial(paths)
+    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [
+        "tls.certificate",
+        "tls.key",
+    ]
+
+
+def test_a_file_that_is_gone_for_a_while_leaves_the_former_in_use(
+    authority: Authority, renewed: RenewedMaterial
+) -> None:
+    before = renewed.current()
+    key = authority.paths("decode-0").key
+    right = key.read_bytes()
+    key.unlink()
+    assert renewed.current() is before
+    key.write_bytes(right)
+    key.chmod(0o600)
+    assert renewed.current().facts == before.facts
