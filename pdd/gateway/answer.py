@@ -216,10 +216,7 @@ class Answer:
     # --- Stoppable ---------------------------------------------------------------------------
 
     def stop(self, error: PddError) -> None:
-        self._broke(error)
-        if self._state is _State.FLUSHING:
-            self._stalled()  # it has had its answer, and the grace period to take it
-        else:
+        if self._state is not _State.FLUSHING:  # else its end is on its way already
             self._broke(error)
 
     # --- the ways it can go ------------------------------------------------------------------

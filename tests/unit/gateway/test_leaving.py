@@ -6,9 +6,22 @@ from typing import Any
 
 import pytest
 
+from pdd.core.frames import Frame
+from pdd.core.ports import Sink
+from pdd.core.requests import GenerateRequest
 from pdd.gateway.settings import GatewaySettings
 from tests.sinks import Planned
-from tests.unit.gateway.builders import PLAN, Flood, Front, frames, front, post, script, soon
+from tests.unit.gateway.builders import (
+    PLAN,
+    Flood,
+    Front,
+    Played,
+    frames,
+    front,
+    post,
+    script,
+    soon,
+)
 
 
 async def send_raw(
@@ -194,6 +207,50 @@ async def test_stopping_ends_open_streams_with_an_error_event() -> None:
         assert "this scheduler is stopping" in text
         assert "[DONE]" not in text
         assert served.inference.open_count == 0
+
+
+class FullPipe(Played):
+    """Sends until the kernel's buffers and the transport's are full and a bit is held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = asyncio.Event()
+
+    async def play(self, request: GenerateRequest, sink: Sink) -> None:
+        sink.planned(PLAN)
+        text = "x" * 50_000
+        index, held_back = 0, 0
+        while held_back < 2:
+            sink.tokens(
+                Frame(
+                    request_id=request.request_id,
+                    first_token_index=index,
+                    token_ids=(1,),
+                    text_offset=index * len(text),
+                    text=text,
+                )
+            )
+            index += 1
+            held_back += sink._turn.wire.write_paused  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        self.full.set()
+        await asyncio.Event().wait()
+
+
+async def test_stopping_ends_the_stream_of_a_slow_reader_with_an_error_event_too() -> None:
+    pipe = FullPipe()
+    settings = GatewaySettings(write_buffer_bytes=1_000_000, shutdown_grace_s=0.05)
+    async with front(inference=pipe, settings=settings) as served:
+        writer = await send_raw(served, "/v1/completions", {"prompt": "hi", "stream": True})
+        await soon(pipe.full)
+        stopping = asyncio.create_task(served.stop())
+        await soon(pipe.closed)  # it was told; the client has read nothing yet
+        async with asyncio.timeout(10):
+            answer = await writer.reader.read()  # type: ignore[attr-defined]
+        assert b"this scheduler is stopping" in answer[-1000:]
+        assert answer.endswith(b"\r\n0\r\n\r\n")
+        await stopping
+        writer.close()
 
 
 async def test_stopping_tells_a_whole_request_with_503_and_lets_a_short_one_finish() -> None:
