@@ -135,12 +135,17 @@ class HttpConnection(asyncio.Protocol):
             self._exchange.resumed()
 
     # --- from the reader ---------------------------------------------------------------------
+    #
+    # An answer that was given at once may have closed the connection; what came in the same piece
+    # behind its request is read to the end, and thrown away like what comes later.
 
     def head_arrived(self, request: HttpRequest) -> None:
-        if request.wants_continue and not self._busy:
+        if request.wants_continue and not self._busy and not self._closing:
             self.write(_CONTINUE)
 
     def request_arrived(self, request: HttpRequest) -> None:
+        if self._closing:
+            return
         if not self._busy:
             self._begin(request)
             return
@@ -161,6 +166,8 @@ class HttpConnection(asyncio.Protocol):
         self._waiting.append(request)
 
     def fault_arrived(self, fault: HttpFault, request: HttpRequest | None) -> None:
+        if self._closing:
+            return
         self._fault = fault, request
         if not self._busy:
             self._tell_fault()

@@ -309,6 +309,27 @@ async def test_what_is_not_http_gets_an_error_object_and_the_connection_is_close
         assert served.sample("pdd_http_refused_total", status=str(status)) == 1
 
 
+async def test_what_comes_behind_the_last_answer_is_not_counted_again() -> None:
+    async with front(script("a")) as served, client(served) as c:
+        c.say(get("/v1/completions", "Connection: close", method="PUT") + get("/health"))
+        reply = await c.reply()
+        assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+        assert await c.closed() == b""
+        assert served.sample("pdd_http_refused_total", status="405") == 1
+        assert served.sample("pdd_http_refused_total", status="400") == 0
+
+
+async def test_what_comes_behind_the_last_answer_is_not_begun_either() -> None:
+    upgrade = ("Connection: close, Upgrade", "Upgrade: h2c")  # the parser does not stop there
+    async with front(script("a")) as served, client(served) as c:
+        c.say(get("/v1/completions", *upgrade, method="PUT") + post())
+        assert (await c.reply()).status == 405
+        assert await c.closed() == b""
+        await served.stop()  # waits for what was begun
+        assert served.inference.requests == []
+        assert served.metrics.requests.collect()[0].samples == []
+
+
 class TestTime:
     async def test_headers_that_do_not_arrive_are_408(self) -> None:
         async with front(settings=IMPATIENT) as served, client(served) as c:
