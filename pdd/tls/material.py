@@ -24,7 +24,7 @@ WallClock = Callable[[], datetime]
 Misfit = Callable[[CertificateFacts, CertificateFacts], str | None]
 """Why the second certificate may not follow the first; None when it may."""
 
-_Stamp = tuple[tuple[int, int, int], ...]
+_Stamp = tuple[tuple[int, ...], ...]
 
 
 def no_misfit(former: CertificateFacts, offered: CertificateFacts) -> None:
@@ -109,4 +109,5 @@ def _stamp(paths: TlsPaths) -> _Stamp | None:
         found = [path.stat() for path in files]
     except OSError:
         return None
-    return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in found)
+    # Not of content only: a key's mode is judged too, and its owner decides who may read it.
+    return tuple((s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_size, s.st_mode) for s in found)

@@ -78,7 +78,7 @@ def test_a_clock_that_was_ahead_and_is_set_right_keeps_no_renewal_out(
 
 
 def test_an_early_authority_is_waited_for_like_an_early_certificate(
-    authority: Authority, clock: Clock, renewed: RenewedMaterial, tmp_path: Path
+    authority: Authority, clock: Clock, renewed: RenewedMaterial
 ) -> None:
     before = renewed.current()
     clock.now = NOW - 31 * DAY  # before the authority and the leaf
@@ -97,12 +97,12 @@ def test_a_fault_that_no_clock_mends_is_read_once_whatever_the_time(
     before = renewed.current()
     authority.issue("decode-0", now=NOW + DAY, force=True)
     key = authority.paths("decode-0").key
-    right = key.read_bytes()
-    key.write_bytes(authority.issue("decode-1").key.read_bytes())
+    right = key.rename(authority.folder / "right.key")
+    authority.issue("decode-1").key.rename(key)
     for clock.now in (NOW, NOW + DAY, NOW + 2 * DAY):
         assert renewed.current() is before
     assert told(logs) == ["certificate_not_renewed"]
-    key.write_bytes(right)
+    right.replace(key)
     assert renewed.current().facts.expires == NOW + 11 * DAY
 
 
@@ -130,3 +130,15 @@ def test_a_file_that_is_gone_for_a_while_leaves_the_former_in_use(
     key.write_bytes(right)
     key.chmod(0o600)
     assert renewed.current().facts == before.facts
+
+
+def test_a_key_that_was_closed_to_others_afterwards_is_read_again(
+    authority: Authority, renewed: RenewedMaterial, logs: list[Any]
+) -> None:
+    before = renewed.current()
+    key = authority.issue("decode-0", days=15, force=True).key
+    key.chmod(0o644)
+    assert renewed.current() is before
+    assert "chmod 0600" in logs[0]["reason"]
+    key.chmod(0o600)
+    assert renewed.current().facts.expires == NOW + 15 * DAY
