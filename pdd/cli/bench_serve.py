@@ -173,7 +173,7 @@ def serve(output: str, **given: Any) -> int:
     exact. Rejected and failed requests are in the denominator of every goodput.
 
     The JSON document's keys are described in pdd/bench/report.py. Ctrl-C ends the load and prints
-    what there is (exit code 130).
+    what there is (exit code 130). Exit code 1 when not one request was completed.
     """
     options = _options(given, environment=os.environ)
     from pdd.bench.serve import run_serve
@@ -185,7 +185,12 @@ def serve(output: str, **given: Any) -> int:
         print_json(document)
     else:
         _print(document)
-    return 130 if interrupted else 0
+    if interrupted:
+        return 130
+    if not document["completed"]:
+        say("no request was completed: see the errors; --input-tokens, --output-tokens set lengths")
+        return 1
+    return 0
 
 
 def _options(given: Mapping[str, Any], *, environment: Mapping[str, str]) -> "ServeOptions":

@@ -20,11 +20,16 @@ def config() -> None:
 @click.argument("file", type=_FILE)
 @set_option
 def check(file: Path, sets: tuple[str, ...]) -> None:
-    """Name every fault of FILE, the environment and the flags at once. Exit code 2 if any."""
+    """Name every fault of FILE, the environment and the flags at once. Exit code 2 if any.
+
+    A model must be named; whether its folder is there and complete is asked when a daemon starts.
+    """
     from pdd.config.load import load_config
     from pdd.config.sources import parse_set
+    from pdd.daemon.served_model import model_folder
 
     loaded = load_config(file, environment=os.environ, flags=[parse_set(text) for text in sets])
+    model_folder(loaded.config.engine)
     node = loaded.config.node
     click.echo(f"{file}: valid, {node.role} {node.name}")
 

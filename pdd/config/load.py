@@ -82,6 +82,7 @@ def load_config(
             faults.append(f"{place}: {name}: is missing{_HOW_TO_GIVE.get(name, '')}")
         section, key = split_name(name)
         merged[name] = _setting(section, key, _PLACEHOLDERS[name], origin="placeholder")
+        faulty_names.add(name)  # nothing is told by comparing others with a placeholder
     for setting in _derived(merged, environment):
         merged.setdefault(setting.name, setting)
 

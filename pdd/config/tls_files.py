@@ -49,31 +49,33 @@ def broken_files(config: Config) -> Iterator[BrokenRelation]:
             key = paths.key_of(fault.field)
             yield BrokenRelation(keys=(key,), message=f"{key}: {fault.message}")
         if material is not None and paths.is_own_authority:
-            for message in _misfits(config, material.facts):
+            for compared, message in _misfits(config, material.facts):
                 yield BrokenRelation(
-                    keys=("tls.certificate",),
+                    keys=(*compared, "tls.certificate"),
                     message=f"tls.certificate: {paths.certificate}: {message}",
                 )
 
 
-def _misfits(config: Config, facts: "CertificateFacts") -> Iterator[str]:
-    """Whose certificate it is, and where it may be used."""
+def _misfits(config: Config, facts: "CertificateFacts") -> Iterator[tuple[tuple[str, ...], str]]:
+    """Whose certificate it is, and where it may be used: keys it was compared with, and a fault."""
     identity, node = facts.identity, config.node
     if identity is None:
-        yield "names no pdd:// identity; issue it with 'pdd certs issue'"
+        yield (), "names no pdd:// identity; issue it with 'pdd certs issue'"
         return
     if (identity.role.value, identity.name) != (node.role.value, node.name):
         yield (
+            ("node.name", "node.role"),
             f"is issued for {identity.role} {identity.name!r}, this daemon is {node.role} "
-            f"{node.name!r}; give it its own, 'pdd certs issue {node.name} --role {node.role}'"
+            f"{node.name!r}; give it its own, 'pdd certs issue {node.name} --role {node.role}'",
         )
     key, host = "grpc.advertise", config.grpc.advertise
     if not host:
         key, host = "grpc.listen", config.grpc.listen.host
     if not is_unspecified(host) and not _covers(facts.hosts, host):
         yield (
+            (key,),
             f"is issued for {', '.join(facts.hosts) or 'no host'}, and others dial {host} ({key}); "
-            f"issue it with --host {host}"
+            f"issue it with --host {host}",
         )
 
 

@@ -14,7 +14,7 @@ import structlog
 import uvloop
 from tokenizers import Tokenizer
 
-from pdd.config.sections import Config
+from pdd.config.sections import Config, EngineKind
 from pdd.config.types import HostPort
 from pdd.control.peers import PeerClient, PeerServicer
 from pdd.control.scheduler_client import SchedulerLink
@@ -76,7 +76,14 @@ class _NodeDaemon:
 
     async def serve(self) -> int:
         stop = stop_on_signals()
-        keep_to_cores(self._config.node.cpu_cores)
+        node, kind = self._config.node, self._config.engine.kind
+        keep_to_cores(node.cpu_cores)
+        if kind is EngineKind.VLLM and not node.cpu_cores and not node.gpus:
+            log.warning(
+                "cpu_cores_not_chosen",
+                reason="the engine takes every core; beside another node on this host both stall:"
+                " give each its own node.cpu_cores",
+            )
         tokenizer = load_tokenizer(model_folder(self._config.engine))
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))

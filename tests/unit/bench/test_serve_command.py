@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pdd.bench import serve as serve_module
 from pdd.bench.ceiling import ceiling_server, measure_ceiling
 from pdd.bench.probe import calibrate, find_model
 from pdd.bench.report import warnings
@@ -88,6 +89,20 @@ def test_a_closed_loop_prints_a_table(server, capsys):
     assert code == 0
     assert "6 sent in" in out
     assert "token_deadlines" in out
+
+
+def test_a_load_of_which_nothing_was_completed_is_a_failure(server, capsys, monkeypatch):
+    run_serve = serve_module.run_serve
+
+    def run_badly(options, **how):
+        document, interrupted = run_serve(options, **how)
+        return {**document, "completed": 0}, interrupted
+
+    monkeypatch.setattr(serve_module, "run_serve", run_badly)
+    assert serve(server, "--requests", "2", "--rate", "50") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["completed"] == 0
+    assert "--input-tokens" in captured.err
 
 
 def test_a_trace_is_replayed_with_its_lengths(server, capsys, tmp_path):

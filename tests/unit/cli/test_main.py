@@ -150,8 +150,16 @@ def test_config_check_names_every_fault_one_per_line(run, tmp_path):
 
 def test_config_check_of_a_good_file(run, tmp_path):
     path = tmp_path / "a.toml"
-    path.write_text('[node]\nname = "a"\nrole = "decode"\n')
+    path.write_text('[node]\nname = "a"\nrole = "decode"\n[engine]\nmodel = "m"\n')
     assert run("config", "check", str(path)) == (0, f"{path}: valid, decode a\n", "")
+
+
+def test_config_check_without_a_model_says_what_a_start_would(run, tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('[node]\nname = "a"\nrole = "decode"\n')
+    code, out, err = run("config", "check", str(path))
+    assert (code, out) == (2, "")
+    assert "engine.model is empty: name a model folder" in err
 
 
 def test_config_show_tells_origins_as_table_and_json(run, monkeypatch):

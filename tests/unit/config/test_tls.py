@@ -80,6 +80,11 @@ def test_another_daemons_certificate_is_refused_with_both_named(
         assert word in fault
 
 
+def test_a_node_without_a_name_hears_of_that_and_of_no_certificate(authority) -> None:
+    (fault,) = faults("node.role=decode", *tls_of(authority, "decode-0"))
+    assert "node.name: is missing" in fault
+
+
 @pytest.mark.parametrize(
     ("settings", "host"),
     [
