@@ -207,6 +207,12 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
     assert first["usage"]["pdd"]["path"] == "disaggregated"
     assert first["usage"]["pdd"]["transferred_bytes"] >= 64 << 20
     wait_for(floored, "degraded", lambda rows: rows["decode-0"]["state"] == "degraded")
+    moved = first["usage"]["pdd"]["transferred_bytes"]
+    wait_for(
+        floored,
+        "all that came has been told",
+        lambda rows: rows["decode-0"]["links"][0]["received_bytes"] >= moved,
+    )
     assert connects(floored) == before, "no request paid for a connection"
 
     rows = {row["name"]: row for row in floored.node_list()}
@@ -214,7 +220,7 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
     assert "below the floor of 9999.00 GB/s" in rows["decode-0"]["state_reason"]
     (link,) = rows["decode-0"]["links"]
     assert (link["peer"], link["transport"]) == ("prefill-0", "tcp")
-    assert link["received_bytes"] == first["usage"]["pdd"]["transferred_bytes"]
+    assert link["received_bytes"] == moved
     assert link["bytes_per_s"] > 0
     shown = run_cli("node", "show", "decode", "--state-dir", str(floored.state_dir))
     assert shown.returncode == 0, shown.stderr
@@ -318,6 +324,7 @@ def test_a_node_of_another_tensor_parallelism_joins_and_serves(
                 "the prefill node is connected to both",
                 lambda rows: (
                     "decode-9" in rows
+                    and any('"decode-9"' in name for name in connects(cluster))
                     and {link["peer"] for link in rows["prefill-0"]["links"] if link["transport"]}
                     == {"decode-0", "decode-9"}
                 ),
