@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -23,10 +24,12 @@ from pdd.core.errors import ConfigError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
+from pdd.daemon.core_claims import CoreClaims
 from pdd.daemon.descendants import end_descendants
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.identity_file import next_identity
 from pdd.daemon.node_engine import load_tokenizer, make_engine
+from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers, join_settings
 from pdd.daemon.node_service import NodeService
@@ -76,14 +79,7 @@ class _NodeDaemon:
 
     async def serve(self) -> int:
         stop = stop_on_signals()
-        node, kind = self._config.node, self._config.engine.kind
-        keep_to_cores(node.cpu_cores)
-        if kind is EngineKind.VLLM and not node.cpu_cores and not node.gpus:
-            log.warning(
-                "cpu_cores_not_chosen",
-                reason="the engine takes every core; beside another node on this host both stall:"
-                " give each its own node.cpu_cores",
-            )
+        keep_to_cores(self._config.node.cpu_cores)
         tokenizer = load_tokenizer(model_folder(self._config.engine))
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
@@ -191,6 +187,11 @@ class _NodeDaemon:
             settings=await asyncio.to_thread(join_settings, self._config, os.environ),
             clock=self._clock,
         )
+        claims = self._core_claims()
+        health = NodeHealth(
+            lambda: "" if claims is None else claims.degraded_reason,
+            lambda: node_peers.degraded_reason,
+        )
         service = NodeService(
             identity=identity,
             role=self._config.node.role,
@@ -200,6 +201,7 @@ class _NodeDaemon:
             info=info,
             jobs=jobs,
             peers=node_peers,
+            health=health,
             refused_caller_count=lambda: relay.refused_caller_count,
         )
         links = [
@@ -207,7 +209,10 @@ class _NodeDaemon:
             for scheduler in self._config.node.schedulers
         ]
         tasks = [asyncio.create_task(link.run()) for link in links]
-        tasks.append(asyncio.create_task(self._report_status(service, node_peers, links)))
+        looks = [node_peers.look, health.look]
+        if claims is not None:
+            looks.insert(0, claims.look)
+        tasks.append(asyncio.create_task(self._report_status(service, looks, links)))
         tasks.append(asyncio.create_task(jobs.wait_crashed()))
         failed = asyncio.create_task(engine.wait_failed())
         notify.notify_ready(grpc=address)
@@ -224,20 +229,37 @@ class _NodeDaemon:
             for task in (failed, *tasks):
                 task.cancel()
             await asyncio.wait(tasks)
+            if claims is not None:
+                claims.close()
             jobs.cancel_all()
             await jobs.drained()
             await peers.close()
             await server.stop(grace=0.5)
 
+    def _core_claims(self) -> CoreClaims | None:
+        """For an engine whose threads spin on their cores: not a GPU's, not the synthetic one."""
+        node = self._config.node
+        if self._config.engine.kind is not EngineKind.VLLM or node.gpus:
+            return None
+        cores = node.cpu_cores or os.sched_getaffinity(0)
+        return CoreClaims(cores, name=node.name, clock=self._clock)
+
     async def _report_status(
-        self, service: NodeService, peers: NodePeers, links: list[SchedulerLink]
+        self,
+        service: NodeService,
+        looks: list[Callable[[], None]],
+        links: list[SchedulerLink],
     ) -> None:
-        """A heartbeat at fixed intervals, and news within a tenth of a second."""
+        """A heartbeat at fixed intervals, and news within a tenth of a second.
+
+        ``looks``: in their order before each heartbeat.
+        """
         interval_s = min(
             self._config.node.status_interval_s, notify.watchdog_interval_s() or math.inf
         )
         while True:
-            peers.look()
+            for look in looks:
+                look()
             for link in links:
                 service.send_status(link)
             notify.notify_watchdog()

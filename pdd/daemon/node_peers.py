@@ -54,12 +54,10 @@ class NodePeers:
         self._book = PeerBook(
             fingerprint=info.fingerprint, rank_count=len(info.ucx_addresses), settings=settings
         )
-        self._said_reason = ""
-        self._say()
 
     @property
     def degraded_reason(self) -> str:
-        """Why this node is slower than it should be; empty when it is not."""
+        """Why its connections are slower than they should be; empty when they are not."""
         return self._book.degraded_reason
 
     def refusal(self, uuid: str) -> str:
@@ -114,18 +112,6 @@ class NodePeers:
                     self._engine.disconnect(action.links)
                 case RefusePeer():
                     log.error("peer_refused", peer=name, reason=action.reason)
-        self._say()
-
-    def _say(self) -> None:
-        """Each reason once, not every second."""
-        reason = self._book.degraded_reason
-        if reason == self._said_reason:
-            return
-        self._said_reason = reason
-        if reason:
-            log.warning("node_degraded", reason=reason)
-        else:
-            log.info("node_recovered")
 
 
 def _peer_from_proto(message: cluster_pb2.PeerNode) -> PeerNode:

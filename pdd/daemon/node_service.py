@@ -10,6 +10,7 @@ from pdd.control.convert import frame_to_message, identity_to_proto, sampling_fr
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import PROTOCOL_VERSION
 from pdd.core.identity import NodeIdentity, RequestId, Role
+from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
 from pdd.daemon.node_peers import NodePeers
 from pdd.engine.port import Engine, EngineInfo, EngineStats, Job, JobFacts
@@ -32,6 +33,7 @@ class NodeService:
         info: EngineInfo,
         jobs: NodeJobs,
         peers: NodePeers,
+        health: NodeHealth,
         refused_caller_count: Callable[[], int] = lambda: 0,
     ) -> None:
         self._identity = identity
@@ -42,6 +44,7 @@ class NodeService:
         self._info = info
         self._jobs = jobs
         self._peers = peers
+        self._health = health
         self._refused_caller_count = refused_caller_count
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, tuple[EngineStats, str]] = {}
@@ -113,12 +116,12 @@ class NodeService:
 
     def send_status_if_changed(self, link: SchedulerLink) -> None:
         """Tell that scheduler what it does not know yet."""
-        if self._told.get(link) != (self._engine.stats(), self._peers.degraded_reason):
+        if self._told.get(link) != (self._engine.stats(), self._health.degraded_reason):
             self.send_status(link)
 
     def send_status(self, link: SchedulerLink) -> None:
         """The engine's latest counts."""
-        stats, degraded_reason = self._engine.stats(), self._peers.degraded_reason
+        stats, degraded_reason = self._engine.stats(), self._health.degraded_reason
         self._told[link] = (stats, degraded_reason)
         link.send(
             cluster_pb2.NodeMessage(

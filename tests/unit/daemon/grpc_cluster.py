@@ -11,6 +11,7 @@ from pdd.control.cluster_server import ClusterServicer, NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
+from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers
 from pdd.daemon.node_service import NodeService
@@ -112,6 +113,7 @@ class Node:
             settings=join or JoinSettings(),
             clock=asyncio.get_running_loop().time,
         )
+        self.health = NodeHealth(lambda: self.peers.degraded_reason)
         self.service = NodeService(
             identity=self.identity,
             role=Role(name.split("-")[0]),
@@ -121,6 +123,7 @@ class Node:
             info=self.engine.info,
             jobs=self.jobs,
             peers=self.peers,
+            health=self.health,
         )
         self.link = SchedulerLink(address=scheduler_address, handler=self.service)
         self._task: asyncio.Task[None] | None = None

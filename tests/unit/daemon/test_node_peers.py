@@ -46,6 +46,7 @@ def info_of(cluster: GrpcCluster, name: str) -> cluster_pb2.NodeInfo:
 def heartbeat(node: Node) -> None:
     """As the daemon's loop does every second."""
     node.peers.look()
+    node.health.look()
     node.service.send_status(node.link)
 
 
