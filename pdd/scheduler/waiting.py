@@ -11,8 +11,9 @@ Who finds no room is passed by those that do (*backfill*). When the first in tur
 that short requests may use what long ones are not given anyway.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 
 from pdd.core.identity import NodeName, RequestId, Role
 from pdd.scheduler.requests import Request
@@ -21,38 +22,53 @@ from pdd.scheduler.state import State
 
 def in_turn(state: State, now_s: float) -> Iterator[Request]:
     """Those that wait, each when its turn comes; who was placed meanwhile counts for the next."""
-    waiting = [state.requests[request_id] for request_id in state.queue]
-    tenants = {request.request.tenant for request in waiting}
-    if len(tenants) <= 1:
-        yield from sorted(
-            waiting, key=lambda request: (*_class(state, request, now_s), request.arrival_index)
-        )
-        return
-    while waiting:
-        held = held_blocks(state)
-        waiting.sort(
-            key=lambda request: (
-                *_class(state, request, now_s),
-                held[request.request.tenant],
-                request.arrival_index,
-            ),
-            reverse=True,
-        )
-        placed = False
-        while waiting and not placed:
-            request = waiting.pop()
-            yield request
-            placed = request.id not in state.queue
-        # Only a placement changes what a tenant holds.
+    classes: dict[tuple[bool, int], dict[str, deque[Request]]] = {}
+    for request_id in state.queue:  # by arrival, within each class
+        request = state.requests[request_id]
+        tenants = classes.setdefault(_class(state, request, now_s), {})
+        tenants.setdefault(request.request.tenant, deque()).append(request)
+    held: Counter[str] | None = None
+    for _, tenants in sorted(classes.items(), key=lambda item: item[0]):
+        if len(tenants) == 1 and held is None:  # what others hold matters to nobody here
+            (alone,) = tenants.values()
+            yield from alone
+            continue
+        if held is None:
+            held = held_blocks(state)
+        yield from _shared(state, tenants, held)
+
+
+def _shared(
+    state: State, tenants: dict[str, deque[Request]], held: Counter[str]
+) -> Iterator[Request]:
+    """The requests of one class. Only a placement changes what a tenant holds, and only its own."""
+    turns = [(held[name], queue[0].arrival_index, name) for name, queue in tenants.items()]
+    heapify(turns)
+    while turns:
+        name = turns[0][2]
+        queue = tenants[name]
+        request = queue.popleft()
+        yield request
+        held[name] += _held(state, request)
+        if queue:
+            heapreplace(turns, (held[name], queue[0].arrival_index, name))
+        else:
+            heappop(turns)
 
 
 def held_blocks(state: State) -> Counter[str]:
     """KV blocks that the requests of each tenant hold on decode nodes."""
     held: Counter[str] = Counter()
     for request in state.requests.values():
-        if request.decode is not None and request.decode in state.nodes:
-            held[request.request.tenant] += state.nodes[request.decode].leases.get(request.id, 0)
+        held[request.request.tenant] += _held(state, request)
     return held
+
+
+def _held(state: State, request: Request) -> int:
+    """KV blocks that a request holds where it decodes; 0 while it waits."""
+    if request.decode is None or request.decode not in state.nodes:
+        return 0
+    return state.nodes[request.decode].leases.get(request.id, 0)
 
 
 def _class(state: State, request: Request, now_s: float) -> tuple[bool, int]:
