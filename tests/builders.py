@@ -4,7 +4,7 @@ from typing import Any
 
 from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
-from pdd.core.requests import GenerateRequest
+from pdd.core.requests import DEFAULT_TENANT, GenerateRequest
 from pdd.core.sampling import Sampling
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import Effect
@@ -41,7 +41,7 @@ def make_request(
     max_tokens: int = 16,
     deadline_s: float = 600.0,
     prompt_token_ids: tuple[int, ...] | None = None,
-    tenant: str = "",
+    tenant: str = DEFAULT_TENANT,
     priority: int = 0,
     **sampling: Any,
 ) -> GenerateRequest:

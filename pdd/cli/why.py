@@ -9,6 +9,7 @@ from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table
 from pdd.cli.scheduler import find_scheduler, scheduler_option
 from pdd.cli.tls import tls_options
+from pdd.core.requests import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from pdd.rpc.v1 import cluster_pb2
@@ -36,6 +37,9 @@ def why(
     if output == "json":
         print_json([_as_json(decision) for decision in decisions])
         return
+    tenant = decisions[0].tenant if decisions else DEFAULT_TENANT
+    if tenant != DEFAULT_TENANT:
+        click.echo(f"tenant {tenant}")
     for index, decision in enumerate(decisions):
         if index:
             click.echo()
@@ -50,6 +54,7 @@ def _bare(request_id: str) -> str:
 def _as_json(decision: "cluster_pb2.Decision") -> dict[str, Any]:
     return {
         "request_id": decision.request_id,
+        "tenant": decision.tenant,
         "generation": decision.generation,
         "age_s": round(decision.age_s, 3),
         "outcome": decision.outcome,

@@ -7,6 +7,9 @@ from pdd.core.frames import Finish
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.sampling import Sampling
 
+DEFAULT_TENANT = "default"
+"""Whom requests belong to that name nobody."""
+
 
 class Path(StrEnum):
     """Where the prompt is computed."""
@@ -28,7 +31,7 @@ class GenerateRequest:
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
-    tenant: str = ""
+    tenant: str = DEFAULT_TENANT
     cache_salt: str = ""
     affinity_key: str = ""
     priority: int = 0

@@ -89,6 +89,7 @@ def _decision(decision: Decision, now_s: float) -> cluster_pb2.Decision:
     inputs = decision.considered.path_inputs
     message = cluster_pb2.Decision(
         request_id=decision.request_id,
+        tenant=decision.tenant,
         generation=decision.generation,
         age_s=max(now_s - decision.decided_s, 0.0),
         outcome=decision.outcome.value,

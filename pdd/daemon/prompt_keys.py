@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from pdd.core.requests import GenerateRequest
+from pdd.core.requests import DEFAULT_TENANT, GenerateRequest
 from pdd.directory.keys import BlockKey, ChainScope, block_keys
 
 _SCOPE_COUNT_MAX = 1024
@@ -38,6 +38,6 @@ class PromptKeys:
 
 def prefix_salt(request: GenerateRequest) -> str:
     """Keeps tenants and salts apart, in keys and in the engines' prefix caches."""
-    if not request.tenant and not request.cache_salt:
+    if request.tenant == DEFAULT_TENANT and not request.cache_salt:
         return ""
     return f"{len(request.tenant)}:{request.tenant}:{request.cache_salt}"

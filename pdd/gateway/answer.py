@@ -35,6 +35,7 @@ from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.reply import Reply
 from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.tenants import tenant_of
 from pdd.gateway.turn import Turn
 from pdd.gateway.usage import measured
 
@@ -43,9 +44,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What makes ``/v1/completions`` differ from ``/v1/chat/completions``."""
+    """What makes ``/v1/completions`` differ from ``/v1/chat/completions``.
 
-    prepare: Callable[[dict[str, object], RequestId], Awaitable[Job]]
+    ``prepare``: from body, request id and tenant.
+    """
+
+    prepare: Callable[[dict[str, object], RequestId, str], Awaitable[Job]]
     make_reply: Callable[[Job], Reply]
 
 
@@ -113,12 +117,16 @@ class Answer:
 
     async def _prepare(self) -> None:
         try:
+            self._meter.tenant = tenant_of(self._turn.request)
             key = idempotency_key(self._turn.request)
             if key is None:
                 job = await self._checked_job()
             else:
                 self._keyed = self._serving.keyed_runs.join(
-                    key, self._turn.request, prepare=self._checked_job
+                    key,
+                    self._turn.request,
+                    tenant=self._meter.tenant,
+                    prepare=self._checked_job,
                 )
                 job = await self._keyed.job()
                 self._turn.is_about(job.request.request_id)
@@ -148,7 +156,7 @@ class Answer:
         body = await read_json_object(
             self._turn.request, max_body_bytes=self._serving.settings.max_body_bytes
         )
-        return await self._endpoint.prepare(body, self._turn.request_id)
+        return await self._endpoint.prepare(body, self._turn.request_id, self._meter.tenant)
 
     # --- Sink --------------------------------------------------------------------------------
 
@@ -318,6 +326,7 @@ class Answer:
             "request_finished",
             request_id=self._turn.request_id,
             client_request_id=self._turn.client_request_id,
+            tenant=self._meter.tenant,
             outcome=outcome,
             path=self._turn.headers.get("x-pdd-path"),
             error=None if error is None else str(error),

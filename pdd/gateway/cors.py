@@ -4,7 +4,9 @@ from pdd.gateway.http_request import HttpRequest
 
 _PREFLIGHT_AGE_S = 600
 
-ALLOWED_HEADERS = "authorization, content-type, idempotency-key, last-event-id, x-request-id"
+ALLOWED_HEADERS = (
+    "authorization, content-type, idempotency-key, last-event-id, x-pdd-tenant, x-request-id"
+)
 EXPOSED_HEADERS = "retry-after, x-pdd-path, x-pdd-request-id, x-request-id"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
-from pdd.core.requests import GenerateRequest
+from pdd.core.requests import DEFAULT_TENANT, GenerateRequest
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import shorten
 from pdd.gateway.sampling_fields import INT64_MAX, SharedFields, check_token_ids, to_sampling
@@ -45,7 +45,12 @@ class Door:
         self._seed_source = seed_source
 
     async def completion(
-        self, body: Mapping[str, object], *, request_id: RequestId, deadline_s: float
+        self,
+        body: Mapping[str, object],
+        *,
+        request_id: RequestId,
+        deadline_s: float,
+        tenant: str = DEFAULT_TENANT,
     ) -> Job:
         """Check and tokenise a body of ``/v1/completions``.
 
@@ -83,11 +88,17 @@ class Door:
             logprobs=fields.logprobs,
             request_id=request_id,
             deadline_s=deadline_s,
+            tenant=tenant,
             echo_text=echo_text,
         )
 
     async def chat(
-        self, body: Mapping[str, object], *, request_id: RequestId, deadline_s: float
+        self,
+        body: Mapping[str, object],
+        *,
+        request_id: RequestId,
+        deadline_s: float,
+        tenant: str = DEFAULT_TENANT,
     ) -> Job:
         """Check, render and tokenise a body of ``/v1/chat/completions``.
 
@@ -123,6 +134,7 @@ class Door:
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             request_id=request_id,
             deadline_s=deadline_s,
+            tenant=tenant,
             role="assistant" if fields.wants_generation_prompt else fields.messages[-1].role,
         )
 
@@ -188,6 +200,7 @@ class Door:
         logprobs: int | None,
         request_id: RequestId,
         deadline_s: float,
+        tenant: str,
         echo_text: str = "",
         role: str = "",
     ) -> Job:
@@ -202,6 +215,7 @@ class Door:
                     logprobs=logprobs,
                     random_seed=self._seed_source(),
                 ),
+                tenant=tenant,
                 cache_salt=fields.cache_salt or "",
                 affinity_key=fields.prompt_cache_key or fields.user or "",
                 priority=fields.priority or 0,

@@ -162,14 +162,14 @@ def _endpoints(door: Door, *, deadline_s: float) -> dict[str, Endpoint]:
 
     return {
         "/v1/completions": Endpoint(
-            prepare=lambda body, request_id: door.completion(
-                body, request_id=request_id, deadline_s=deadline_s
+            prepare=lambda body, request_id, tenant: door.completion(
+                body, request_id=request_id, deadline_s=deadline_s, tenant=tenant
             ),
             make_reply=completion,
         ),
         "/v1/chat/completions": Endpoint(
-            prepare=lambda body, request_id: door.chat(
-                body, request_id=request_id, deadline_s=deadline_s
+            prepare=lambda body, request_id, tenant: door.chat(
+                body, request_id=request_id, deadline_s=deadline_s, tenant=tenant
             ),
             make_reply=chat,
         ),

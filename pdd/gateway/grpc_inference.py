@@ -22,6 +22,7 @@ from pdd.gateway.reply import Progress
 from pdd.gateway.request_ids import new_request_id
 from pdd.gateway.served import ServedModel
 from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.tenants import check_tenant
 from pdd.gateway.tokenizer import Tokenizer
 from pdd.gateway.usage import measured
 from pdd.rpc.v1 import inference_pb2, inference_pb2_grpc
@@ -96,6 +97,7 @@ class InferenceServicer:
             log.info(
                 "request_finished",
                 request_id=request_id,
+                tenant=meter.tenant,
                 outcome=outcome,
                 path=None if meter.path is None else meter.path.value,
                 error=None if failure is None else str(failure),
@@ -115,9 +117,14 @@ class InferenceServicer:
         meter: RequestMeter,
         call: "_Call",
     ) -> RequestUsage:
+        if request.tenant:
+            meter.tenant = check_tenant(request.tenant, field="tenant")
         prepare = self._door.chat if is_chat(request) else self._door.completion
         job = await prepare(
-            body_of(request), request_id=request_id, deadline_s=self._deadline_s(context)
+            body_of(request),
+            request_id=request_id,
+            deadline_s=self._deadline_s(context),
+            tenant=meter.tenant,
         )
         progress = Progress()
         inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock)

@@ -36,9 +36,12 @@ ENDED_RUN_COUNT_MAX = 1000
 ENDED_TOKEN_COUNT_MAX = 1_000_000
 """Counts prompt and output tokens and log probabilities; some 50 to 100 bytes each."""
 
+_Name = tuple[str, str, str]
+"""Endpoint, tenant, key."""
+
 
 class KeyedRuns:
-    """The table of one process. Keys are apart for each endpoint."""
+    """The table of one process. Keys are apart for each endpoint and tenant."""
 
     def __init__(
         self, *, inference: Inference, clock: Clock, age_s: float, linger_s: float
@@ -47,15 +50,20 @@ class KeyedRuns:
         self._clock = clock
         self._age_s = age_s
         self._linger_s = linger_s
-        self._runs: dict[tuple[str, str], KeyedRun] = {}
-        self._ended: OrderedDict[tuple[str, str], float] = OrderedDict()  # and when, oldest first
+        self._runs: dict[_Name, KeyedRun] = {}
+        self._ended: OrderedDict[_Name, float] = OrderedDict()  # and when, oldest first
         self._ended_token_count = 0
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def join(
-        self, key: str, http: HttpRequest, *, prepare: Callable[[], Awaitable[Job]]
+        self,
+        key: str,
+        http: HttpRequest,
+        *,
+        tenant: str,
+        prepare: Callable[[], Awaitable[Job]],
     ) -> "KeyedRun":
         """The run of this key; begun with ``prepare`` if there is none.
 
@@ -63,7 +71,7 @@ class KeyedRuns:
             InvalidRequest: the key is known, for a request with another body.
         """
         self._forget_old()
-        name = http.path, key
+        name = http.path, tenant, key
         digest = hashlib.blake2b(http.body, digest_size=16).digest()
         run = self._runs.get(name)
         if run is None:
@@ -89,7 +97,7 @@ class KeyedRuns:
         for run in list(self._runs.values()):
             run.close(stopping_error())
 
-    def _over(self, name: tuple[str, str], run: "KeyedRun") -> None:
+    def _over(self, name: _Name, run: "KeyedRun") -> None:
         if not run.ended_well:
             del self._runs[name]
             return

@@ -1,12 +1,13 @@
 """Prometheus metrics of the front door, as its clients feel the cluster.
 
 Labels are bounded: ``surface`` is http or grpc, ``path`` one of two and "none", ``outcome`` one
-of ``OUTCOMES``. Names and units follow vLLM's, with pdd's prefix.
+of ``OUTCOMES``, ``tenant`` one of the first ``TENANT_LABEL_COUNT_MAX`` names or
+``OTHER_TENANTS``. Names and units follow vLLM's, with pdd's prefix.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pdd.core.requests import Path, RequestUsage
+from pdd.core.requests import DEFAULT_TENANT, Path, RequestUsage
 from pdd.gateway.token_metrics import GAP_BUCKETS_S, TokenMetrics
 
 OUTCOMES = (
@@ -21,6 +22,10 @@ OUTCOMES = (
 )
 """How a request can end: by itself, by the client's fault, for want of room, for want of a node,
 by its deadline, by a failure, because its client left, because its client stopped reading."""
+
+TENANT_LABEL_COUNT_MAX = 100
+OTHER_TENANTS = "(other)"
+"""Counts for every tenant that came later than so many others; no tenant can be called so."""
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600)
@@ -70,6 +75,19 @@ class GatewayMetrics:
             "Prompt tokens of finished requests that did not have to be computed",
             registry=self.registry,
         )
+        self.tenant_requests = Counter(
+            "pdd_tenant_requests",
+            "Requests that have ended, by whom they belonged to",
+            ["tenant", "outcome"],
+            registry=self.registry,
+        )
+        self.tenant_tokens = Counter(
+            "pdd_tenant_tokens",
+            "Tokens of finished requests: of the prompt, of it found in caches, of the output",
+            ["tenant", "kind"],
+            registry=self.registry,
+        )
+        self._tenant_labels: set[str] = {DEFAULT_TENANT}
         self.http_refused = Counter(
             "pdd_http_refused",
             "Requests refused on HTTP's own account, before anybody looked at their body",
@@ -81,6 +99,15 @@ class GatewayMetrics:
         """Start measuring one request; ``end`` must follow exactly once."""
         self.running.inc()
         return RequestMeter(self, surface, now_s)
+
+    def tenant_label(self, tenant: str) -> str:
+        """Whom a tenant is counted as."""
+        if tenant in self._tenant_labels:
+            return tenant
+        if len(self._tenant_labels) >= TENANT_LABEL_COUNT_MAX:
+            return OTHER_TENANTS
+        self._tenant_labels.add(tenant)
+        return tenant
 
 
 class RequestMeter:
@@ -95,6 +122,7 @@ class RequestMeter:
         "_surface",
         "ended",
         "path",
+        "tenant",
         "token_count",
     )
 
@@ -106,6 +134,7 @@ class RequestMeter:
         self._first_token_s: float | None = None
         self._last_token_s = now_s
         self.path: Path | None = None
+        self.tenant = DEFAULT_TENANT
         self.token_count = 0
         self.ended = False
 
@@ -138,6 +167,8 @@ class RequestMeter:
         self._metrics.running.dec()
         path = "none" if self.path is None else self.path.value
         self._metrics.requests.labels(self._surface, path, outcome).inc()
+        tenant = self._metrics.tenant_label(self.tenant)
+        self._metrics.tenant_requests.labels(tenant, outcome).inc()
         if usage is None:
             return
         self._metrics.e2e.observe(now_s - self._started_s)
@@ -147,3 +178,7 @@ class RequestMeter:
             )
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         self._metrics.cached_prompt_tokens.inc(usage.cached_tokens)
+        tokens = self._metrics.tenant_tokens
+        tokens.labels(tenant, "prompt").inc(usage.prompt_tokens)
+        tokens.labels(tenant, "cached").inc(usage.cached_tokens)
+        tokens.labels(tenant, "completion").inc(usage.completion_tokens)

@@ -193,6 +193,7 @@ def _keep(
             path=verdict.path if isinstance(verdict, Placement) else None,
             reason=reason or (verdict.reason if verdict is not None else ""),
             considered=verdict.considered if verdict is not None else Considered(),
+            tenant=request.request.tenant,
             waited_s=max(now_s - request.arrived_s, 0.0),
         )
     )

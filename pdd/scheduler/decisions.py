@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pdd.core.identity import NodeName, RequestId
-from pdd.core.requests import Path
+from pdd.core.requests import DEFAULT_TENANT, Path
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
 
@@ -63,6 +63,7 @@ class Decision:
     path: Path | None
     reason: str
     considered: Considered
+    tenant: str = DEFAULT_TENANT
     waited_s: float = 0.0
     repeated_count: int = 0
 

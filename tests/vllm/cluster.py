@@ -39,14 +39,19 @@ class Cluster:
         (found,) = [node for node in self.nodes if node.role == role]
         return found
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def post(
+        self, path: str, body: dict[str, Any], *, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """One request, whatever its status."""
-        return httpx.post(f"{self.http}{path}", json=body, timeout=120.0)
+        return httpx.post(f"{self.http}{path}", json=body, headers=headers, timeout=120.0)
 
-    def complete(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
+    def complete(
+        self, prompt: str | list[int], *, tenant: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """A completion that must succeed."""
         body = {"prompt": prompt, "return_token_ids": True, **fields}
-        response = self.post("/v1/completions", body)
+        headers = None if tenant is None else {"x-pdd-tenant": tenant}
+        response = self.post("/v1/completions", body, headers=headers)
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer

@@ -110,6 +110,20 @@ def test_a_repeated_prompt_is_found_in_both_caches_and_moves_only_what_is_missin
     assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
 
 
+def test_tenants_never_hit_each_other_s_blocks(pair: Cluster) -> None:
+    prompt = [900 + i for i in range(300)]
+    answers = [
+        pair.complete(prompt, max_tokens=4, temperature=0.0, tenant=tenant)
+        for tenant in ("acme", "umbrella", None, "acme", "umbrella", None)
+    ]
+
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers]
+    assert cached == [0, 0, 0, 256, 256, 256]
+    sent = [one["usage"]["pdd"]["transferred_bytes"] for one in answers]
+    assert sent[0] == sent[1] == sent[2] > 2 * sent[3] == 2 * sent[4] == 2 * sent[5] > 0
+    assert len({tuple(one["choices"][0]["token_ids"]) for one in answers}) == 1
+
+
 def test_the_stage_times_add_up_and_nothing_is_held_afterwards(pair: Cluster) -> None:
     began_s = time.monotonic()
     answer = pair.complete("A short tale:", max_tokens=8, temperature=0.0)

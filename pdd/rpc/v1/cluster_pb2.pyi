@@ -413,7 +413,7 @@ class ListDecisionsResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("request_id", "generation", "age_s", "outcome", "path", "reason", "waited_s", "repeated_count", "choices", "path_inputs")
+    __slots__ = ("request_id", "generation", "age_s", "outcome", "path", "reason", "waited_s", "repeated_count", "choices", "path_inputs", "tenant")
     class PathInputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,7 @@ class Decision(_message.Message):
     REPEATED_COUNT_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PATH_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     age_s: float
@@ -441,7 +442,8 @@ class Decision(_message.Message):
     repeated_count: int
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     path_inputs: _containers.ScalarMap[str, float]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., age_s: _Optional[float] = ..., outcome: _Optional[str] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeated_count: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., path_inputs: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., age_s: _Optional[float] = ..., outcome: _Optional[str] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeated_count: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., path_inputs: _Optional[_Mapping[str, float]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("role", "candidates", "other_counts")

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.vllm.cluster import Cluster, Node, logs, start_cluster, stop_cluster
+from tests.vllm.cluster import Cluster, Node, logs, run_cli, start_cluster, stop_cluster
 
 WAIT_S = 20.0
 """How long a test waits for something to happen before it fails; nothing is measured with it."""
@@ -102,6 +102,13 @@ def stream(
     return text, usage
 
 
+def why(cluster: Cluster, request_id: str) -> list[dict[str, Any]]:
+    done = run_cli("why", request_id, "-o", "json", "--state-dir", str(cluster.state_dir))
+    assert done.returncode == 0, done.stderr
+    decisions: list[dict[str, Any]] = json.loads(done.stdout)
+    return decisions
+
+
 def wait_until_all_are_ready(cluster: Cluster) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while {row["state"] for row in cluster.node_list()} != {"ready"}:
@@ -122,6 +129,26 @@ def test_two_nodes_answer_what_one_answers(
     if path == "disaggregated" and usage["completion_tokens"] > 1:
         assert usage["pdd"]["decode_computed_prompt_tokens"] == 0
         assert usage["pdd"]["transferred_bytes"] > 0
+
+
+def test_tenants_share_no_blocks_and_are_counted_apart(cluster: Cluster) -> None:
+    fields: dict[str, Any] = {"prompt": [310 + 3 * i for i in range(160)], "temperature": 0.0}
+    tenants = ("acme", "umbrella", None, "acme", "umbrella", None)
+    # On one pair of nodes, so that what is found does not depend on where it was placed.
+    answers = [
+        complete(cluster, {**fields, "prompt_cache_key": "k", "tenant": tenant})
+        for tenant in tenants
+    ]
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers]
+    assert cached[:3] == [0, 0, 0]
+    assert min(cached[3:]) > 0
+    assert [comparable(one) for one in answers[1:]] == [comparable(answers[0])] * 5
+
+    (decision,) = why(cluster, answers[0]["usage"]["pdd"]["request_id"])
+    assert decision["tenant"] == "acme"
+    metrics = httpx.get(f"{cluster.http}/metrics", timeout=WAIT_S).text
+    assert 'pdd_tenant_requests_total{outcome="finished",tenant="acme"} 2.0' in metrics
+    assert f'pdd_tenant_tokens_total{{kind="cached",tenant="acme"}} {cached[3]}.0' in metrics
 
 
 def test_what_the_engine_cannot_do_is_the_client_s_fault(cluster: Cluster) -> None:

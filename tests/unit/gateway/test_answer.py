@@ -91,7 +91,7 @@ class Case:
             ),
         )
 
-    async def _prepare(self, body: dict[str, object], request_id: RequestId) -> Job:
+    async def _prepare(self, body: dict[str, object], request_id: RequestId, tenant: str) -> Job:
         return make_job(stream=True)
 
     @property

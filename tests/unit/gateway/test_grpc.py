@@ -124,7 +124,7 @@ async def test_all_three_kinds_of_prompt_are_tokenised_as_over_http() -> None:
         chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
         for request in (
             pb.GenerateRequest(text="A"),
-            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6])),
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6]), tenant="acme"),
             pb.GenerateRequest(chat=chat, model="tiny", cache_salt="s", priority=3),
         ):
             async for _ in stub.Generate(request):
@@ -133,6 +133,7 @@ async def test_all_three_kinds_of_prompt_are_tokenised_as_over_http() -> None:
         assert text.prompt_token_ids == (1, 65)
         assert text.sampling.max_tokens == 16
         assert ids.prompt_token_ids == (5, 6)
+        assert [request.tenant for request in player.requests] == ["default", "acme", "default"]
         assert "".join(map(chr, conversation.prompt_token_ids)) == "user:x\nassistant:"
         assert (conversation.cache_salt, conversation.priority) == ("s", 3)
         assert {request.deadline_s for request in player.requests} == {600.0}  # none was set
@@ -153,6 +154,7 @@ BAD = [
     (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[])), "prompt: is empty"),
     (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300])), "ids go from 0 to 255"),
     (pb.GenerateRequest(text="x" * 200), "at most 99 here"),
+    (pb.GenerateRequest(text="x", tenant="a b"), 'tenant: "a b" must have 1 to 64'),
     (pb.GenerateRequest(text="x", model="gpt-9"), "'tiny' is served"),
     (pb.GenerateRequest(text="x", priority=3, cache_salt="s" * 200), "at most 128"),
     (

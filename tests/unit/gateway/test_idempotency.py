@@ -210,7 +210,7 @@ class Waiting:
 
     async def client(self) -> Job:
         http = HttpRequest(method="POST", target="/v1/completions", path="/v1/completions")
-        return await self.runs.join("k1", http, prepare=self._prepare).job()
+        return await self.runs.join("k1", http, tenant="t", prepare=self._prepare).job()
 
     async def _prepare(self) -> Job:
         await self.gate.wait()

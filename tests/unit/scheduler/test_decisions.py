@@ -46,6 +46,13 @@ def test_beyond_its_bound_the_oldest_request_goes() -> None:
     assert len(log) == 2
 
 
+def test_a_decision_tells_whose_request_it_was() -> None:
+    cluster = Cluster("decode-0", "prefill-0")
+    cluster.step(RequestArrived(request=make_request("r1", tenant="acme")))
+    (first,) = cluster.core.why(RequestId("r1"), now_s=cluster.now_s)
+    assert first.tenant == "acme"
+
+
 def test_no_memory_is_no_memory() -> None:
     log = make_log(count_max=0)
     log.keep(decision("a"))
