@@ -62,6 +62,8 @@ class TokenEvents:
     def feed(self, data: bytes, now_s: float) -> None:
         """Take the next bytes, cut anywhere."""
         head = self._head
+        if data.startswith(b"id: ") and not self._rest:  # says where a client is; we never resume
+            data = data[data.find(b"\n") + 1 :]
         if head and not self._rest and data.startswith(head) and data.endswith(self._tail):
             # The usual case: exactly one event, as it was written.
             middle = data[len(head) : len(data) - len(self._tail)]

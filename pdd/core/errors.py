@@ -3,7 +3,9 @@
 PddError
 ├── ConfigError            the operator's file, environment or flag is wrong
 ├── InvalidRequest         the client's fault; HTTP 400, gRPC INVALID_ARGUMENT
-│   └── RequestTooLarge    HTTP 413
+│   ├── RequestTooLarge    HTTP 413
+│   ├── UnknownRequest     HTTP 404, NOT_FOUND
+│   └── RequestGone        HTTP 410, NOT_FOUND
 ├── AdmissionRejected      no room now; HTTP 429 with Retry-After, RESOURCE_EXHAUSTED
 ├── RemoteError            another process's fault
 │   ├── NodeUnavailable    no node can serve this; HTTP 503, UNAVAILABLE
@@ -37,6 +39,14 @@ class InvalidRequest(PddError):
 
 class RequestTooLarge(InvalidRequest):
     """The body is longer than the configured limit."""
+
+
+class UnknownRequest(InvalidRequest):
+    """A request that is to be continued was never heard of."""
+
+
+class RequestGone(InvalidRequest):
+    """A request that is to be continued was known and cannot be. The message says why."""
 
 
 class AdmissionRejected(PddError):

@@ -28,7 +28,7 @@ from pdd.gateway.front import Front
 from pdd.gateway.grpc_inference import InferenceServicer
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.served import Health, ServedModel
-from pdd.gateway.server import FrontServer, make_front
+from pdd.gateway.server import FrontServer, make_front, make_runs
 from pdd.gateway.server import serve as serve_http
 from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
@@ -64,8 +64,10 @@ class _SchedulerDaemon:
         metrics = GatewayMetrics()
         ClusterMetrics(self._driver, registry=metrics.registry)
         tokenizer = await asyncio.to_thread(make_tokenizer, self._config.engine)
+        runs = make_runs(inference=self._driver, settings=settings, clock=self._clock)
         inference = InferenceServicer(
             inference=self._driver,
+            runs=runs,
             tokenizer=tokenizer,
             model=self._model,
             settings=settings,
@@ -91,6 +93,7 @@ class _SchedulerDaemon:
         public_server = await self._make_public_server(inference, public)
         front = make_front(
             inference=self._driver,
+            runs=runs,
             tokenizer=tokenizer,
             model=self._model,
             settings=settings,

@@ -11,7 +11,8 @@ What happens to a request, and where:
                         HTTP and gRPC both come through here: one place says what is allowed.
 5. ``answer``           is the sink that the scheduler calls for every token, and ends every answer
                         exactly once. ``event_stream`` is its way out, bounded for slow readers.
-                        ``idempotency`` shares one run among requests with the same key.
+                        ``request_opening`` says what is answered: a new request, or one that runs
+                        or ran (``runs``): with the same key, or continued after ``event_ids``.
 6. ``completions``, ``chat``   shape the answer; pure, so that their bytes can be tested alone.
 7. ``errors``           the edge table: every error of ``pdd.core.errors`` as HTTP and as gRPC.
 

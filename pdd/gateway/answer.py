@@ -14,7 +14,6 @@ gets one error event, and the stream closes without ``[DONE]``.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,35 +21,22 @@ import structlog
 
 from pdd.core.errors import PddError
 from pdd.core.frames import Frame
-from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Inference
 from pdd.core.requests import Ended, Plan
-from pdd.gateway import sse
-from pdd.gateway.body import read_json_object
 from pdd.gateway.errors import edge_of, error_body
 from pdd.gateway.event_stream import EventStream
-from pdd.gateway.idempotency import KeyedRun, KeyedRuns, idempotency_key
-from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.reply import Reply
+from pdd.gateway.request_opening import Opening
+from pdd.gateway.run import Run
+from pdd.gateway.runs import Runs
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tenants import tenant_of
 from pdd.gateway.turn import Turn
 from pdd.gateway.usage import measured
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """What makes ``/v1/completions`` differ from ``/v1/chat/completions``.
-
-    ``prepare``: from body, request id and tenant.
-    """
-
-    prepare: Callable[[dict[str, object], RequestId, str], Awaitable[Job]]
-    make_reply: Callable[[Job], Reply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +47,7 @@ class Serving:
     metrics: GatewayMetrics
     settings: GatewaySettings
     open_requests: OpenRequests
-    keyed_runs: KeyedRuns
+    runs: Runs
     clock: Clock
 
 
@@ -78,12 +64,13 @@ class Answer:
     __slots__ = (
         "_clock",
         "_ended",
-        "_endpoint",
         "_header_timer",
-        "_keyed",
         "_meter",
+        "_opening",
         "_opening_shown",
         "_reply",
+        "_run",
+        "_seen_token_count",
         "_serving",
         "_state",
         "_stream",
@@ -91,16 +78,17 @@ class Answer:
         "_turn",
     )
 
-    def __init__(self, *, serving: Serving, turn: Turn, endpoint: Endpoint) -> None:
+    def __init__(self, *, serving: Serving, turn: Turn, opening: Opening) -> None:
         self._serving = serving
         self._turn = turn
-        self._endpoint = endpoint
+        self._opening = opening
         self._clock = serving.clock
         self._meter = serving.metrics.begin("http", now_s=serving.clock())
         self._state = _State.PREPARING
         self._task: asyncio.Task[None] | None = None
         self._header_timer: asyncio.TimerHandle | None = None
-        self._keyed: KeyedRun | None = None
+        self._run: Run | None = None
+        self._seen_token_count = 0
         self._reply: Reply | None = None
         self._stream: EventStream | None = None
         self._opening_shown = False
@@ -118,24 +106,15 @@ class Answer:
     async def _prepare(self) -> None:
         try:
             self._meter.tenant = tenant_of(self._turn.request)
-            key = idempotency_key(self._turn.request)
-            if key is None:
-                job = await self._checked_job()
-            else:
-                self._keyed = self._serving.keyed_runs.join(
-                    key,
-                    self._turn.request,
-                    tenant=self._meter.tenant,
-                    prepare=self._checked_job,
-                )
-                job = await self._keyed.job()
-                self._turn.is_about(job.request.request_id)
-            self._reply = self._endpoint.make_reply(job)
+            opened = await self._opening.open(self._turn, self._meter.tenant)
         except Exception as error:  # cancellation passes: who cancels has dealt with the rest
             self._task = None
             self._broke(error)
             return
         self._task = None
+        job, self._reply, self._run = opened.job, opened.reply, opened.run
+        self._seen_token_count = opened.position.token_count
+        self._turn.is_about(job.request.request_id)
         if job.stream:
             self._stream = EventStream(
                 self._turn,
@@ -145,18 +124,12 @@ class Answer:
             )
         self._state = _State.RUNNING
         try:
-            if self._keyed is None:
+            if self._run is None:
                 self._serving.inference.start(job.request, self)
             else:
-                self._keyed.listen(self)
-        except Exception as error:  # a bug in the scheduler, which ends the process soon
+                self._run.listen(self, cut=opened.position.token_count)
+        except Exception as error:  # a position that was never told, or a bug
             self._broke(error)
-
-    async def _checked_job(self) -> Job:
-        body = await read_json_object(
-            self._turn.request, max_body_bytes=self._serving.settings.max_body_bytes
-        )
-        return await self._endpoint.prepare(body, self._turn.request_id, self._meter.tenant)
 
     # --- Sink --------------------------------------------------------------------------------
 
@@ -180,7 +153,8 @@ class Answer:
                 self._first_tokens(stream, reply, frame)
                 return
             events = reply.event(frame)
-            self._meter.tokens(len(frame.token_ids), self._clock())
+            if frame.first_token_index >= self._seen_token_count:
+                self._meter.tokens(len(frame.token_ids), self._clock())
             if events:
                 stream.send(events)
         except Exception as error:
@@ -232,7 +206,8 @@ class Answer:
     def _first_tokens(self, stream: EventStream, reply: Reply, frame: Frame) -> None:
         """Headers and the first event leave in one write."""
         events = self._take_opening(reply) + reply.event(frame)
-        self._meter.tokens(len(frame.token_ids), self._clock())
+        if frame.first_token_index >= self._seen_token_count:
+            self._meter.tokens(len(frame.token_ids), self._clock())
         if events:
             self._open(stream)
             stream.send(events)
@@ -271,7 +246,8 @@ class Answer:
             self._turn.respond_error(error)
             return
         self._state = _State.FLUSHING
-        stream.finish(sse.event(error_body(error)))
+        assert self._reply is not None, "opened by a reply's event"
+        stream.finish(self._reply.error(error_body(error)))
 
     def _broke(self, error: Exception) -> None:
         """Something here failed, not the scheduler: end it there too."""
@@ -298,8 +274,8 @@ class Answer:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if self._keyed is not None:
-            self._keyed.leave(self)
+        if self._run is not None:
+            self._run.leave(self)
         elif self._state is _State.RUNNING:
             self._serving.inference.cancel(self._turn.request_id)
 

@@ -1,7 +1,6 @@
 """The answer of ``POST /v1/chat/completions``."""
 
 from pdd.core.frames import Finish, TokenLogprobs
-from pdd.gateway import sse
 from pdd.gateway.logprobs import chat_logprobs
 from pdd.gateway.reply import Reply, finish_reason_of
 
@@ -23,9 +22,8 @@ class ChatReply(Reply):
     def whole_object(self) -> str:
         return "chat.completion"
 
-    def opening(self) -> bytes:
-        choice = _choice({"role": self.job.role, "content": ""})
-        return sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
+    def opening_choice(self) -> dict[str, object] | None:
+        return _choice({"role": self.job.role, "content": ""})
 
     def text_choice(self, text: str) -> dict[str, object]:
         return _choice({"content": text})

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from pdd.core.frames import Finish, TokenLogprobs
-from pdd.gateway import sse
+from pdd.gateway.event_ids import START, Position
 from pdd.gateway.job import Job
 from pdd.gateway.logprobs import completion_logprobs
 from pdd.gateway.reply import Reply, finish_reason_of
@@ -14,8 +14,8 @@ class CompletionReply(Reply):
 
     __slots__ = ("_next_text_offset",)
 
-    def __init__(self, job: Job, *, model_name: str, created_s: int) -> None:
-        super().__init__(job, model_name=model_name, created_s=created_s)
+    def __init__(self, job: Job, *, model_name: str, position: Position = START) -> None:
+        super().__init__(job, model_name=model_name, position=position)
         self._next_text_offset = 0
 
     @property
@@ -30,13 +30,13 @@ class CompletionReply(Reply):
     def whole_object(self) -> str:
         return "text_completion"
 
-    def opening(self) -> bytes:
+    def opening_choice(self) -> dict[str, object] | None:
         if not self.job.echo_text:
-            return b""
+            return None
         choice = self.text_choice(self.job.echo_text)
         if self.job.return_token_ids:
             choice["token_ids"] = []
-        return sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
+        return choice
 
     def text_choice(self, text: str) -> dict[str, object]:
         return {

@@ -6,6 +6,7 @@ body first. Everything is checked here, so that no engine ever sees a request it
 
 import secrets
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
@@ -228,4 +229,10 @@ class Door:
             tokens_as_ids=bool(fields.return_tokens_as_token_ids),
             echo_text=echo_text,
             role=role,
+            created_s=_epoch_s(),
         )
+
+
+def _epoch_s() -> int:
+    """Wall time, only to be shown: OpenAI's ``created``."""
+    return int(datetime.now(UTC).timestamp())

@@ -16,7 +16,9 @@ from pdd.core.errors import (
     NodeUnavailable,
     PddError,
     RequestFailed,
+    RequestGone,
     RequestTooLarge,
+    UnknownRequest,
 )
 
 MAX_MESSAGE_CHARS = 1500
@@ -60,6 +62,26 @@ _TABLE: tuple[tuple[type[Exception], EdgeError], ...] = (
             grpc_code=grpc.StatusCode.INVALID_ARGUMENT,
             kind="invalid_request_error",
             code="request_too_large",
+            outcome="invalid",
+        ),
+    ),
+    (
+        UnknownRequest,
+        EdgeError(
+            status=404,
+            grpc_code=grpc.StatusCode.NOT_FOUND,
+            kind="invalid_request_error",
+            code="request_not_found",
+            outcome="invalid",
+        ),
+    ),
+    (
+        RequestGone,
+        EdgeError(
+            status=410,
+            grpc_code=grpc.StatusCode.NOT_FOUND,
+            kind="invalid_request_error",
+            code="request_gone",
             outcome="invalid",
         ),
     ),

@@ -5,23 +5,24 @@ Inference is answered natively (``answer``); everything else by the application 
 """
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import structlog
 from aiohttp import web
 
 from pdd.core.ports import Clock
-from pdd.gateway.answer import Answer, Endpoint, Serving
+from pdd.gateway.answer import Answer, Serving
 from pdd.gateway.chat import ChatReply
 from pdd.gateway.completions import CompletionReply
 from pdd.gateway.cors import Cors
 from pdd.gateway.door import Door
+from pdd.gateway.event_ids import Position
 from pdd.gateway.framework import Framework
 from pdd.gateway.http_connection import HttpConnection
 from pdd.gateway.http_request import HttpFault, HttpRequest
 from pdd.gateway.http_response import DateHeader
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
+from pdd.gateway.request_opening import STREAMS_PATH, Endpoint, Opening, StreamEndpoint
 from pdd.gateway.turn import Exchange, Turn
 
 log = structlog.get_logger(__name__)
@@ -44,7 +45,8 @@ class Front:
         self._serving = serving
         self._cors = Cors(settings.cors_origins)
         self._date = DateHeader(clock)
-        self._endpoints = _endpoints(door, deadline_s=settings.request_deadline_s)
+        self._endpoints = _endpoints(door, serving)
+        self._streams = StreamEndpoint(endpoints=self._endpoints, runs=serving.runs)
         self._on_empty: Callable[[], None] | None = None
 
     # --- for connections ---------------------------------------------------------------------
@@ -67,20 +69,20 @@ class Front:
 
     def begin(self, turn: Turn) -> Exchange | None:
         request = turn.request
-        endpoint = self._endpoints.get(request.path)
+        opening, method = self._opening(request.path)
         if self._cors.is_preflight(request):
             self._preflight(turn)
         elif request.target == "*":
             turn.respond(204, b"", Allow="GET, HEAD, POST, OPTIONS")
-        elif endpoint is None:
+        elif opening is None:
             return self.framework.begin(turn)
         elif request.method == "OPTIONS":
-            turn.respond(204, b"", Allow="POST, OPTIONS")
-        elif (fault := _misfit(request)) is not None:
+            turn.respond(204, b"", Allow=f"{method}, OPTIONS")
+        elif (fault := _misfit(request, method)) is not None:
             self.refused(fault)
-            turn.respond_fault(fault, **({"Allow": "POST"} if fault.status == 405 else {}))
+            turn.respond_fault(fault, **({"Allow": method} if fault.status == 405 else {}))
         else:
-            answer = Answer(serving=self._serving, turn=turn, endpoint=endpoint)
+            answer = Answer(serving=self._serving, turn=turn, opening=opening)
             answer.begin()
             return answer
         return None
@@ -104,8 +106,14 @@ class Front:
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._serving.open_requests.stop(grace_s=self.settings.shutdown_grace_s)
-        self._serving.keyed_runs.close()
+        self._serving.runs.close()
         await self.framework.stop()
+
+    def _opening(self, path: str) -> tuple[Opening | None, str]:
+        """How a path's answers begin, and its method; None where it is no inference."""
+        if path.startswith(STREAMS_PATH):
+            return self._streams, "GET"
+        return self._endpoints.get(path), "POST"
 
     def _preflight(self, turn: Turn) -> None:
         if self._cors.allows(turn.request):
@@ -121,13 +129,13 @@ class Front:
         turn.respond_fault(fault)
 
 
-def _misfit(request: HttpRequest) -> HttpFault | None:
+def _misfit(request: HttpRequest, method: str) -> HttpFault | None:
     """Why a request for inference cannot be answered, whatever its body says."""
-    if request.method != "POST":
+    if request.method != method:
         return HttpFault(
             status=405,
             code="method_not_allowed",
-            message=f"{request.method} {request.path}: Method Not Allowed; use POST",
+            message=f"{request.method} {request.path}: Method Not Allowed; use {method}",
         )
     if _refuses_plain(request.header(b"accept-encoding")):
         return HttpFault(
@@ -151,14 +159,16 @@ def _refuses_plain(accept_encoding: str | None) -> bool:
     return said != "" and said.strip("0.") == ""
 
 
-def _endpoints(door: Door, *, deadline_s: float) -> dict[str, Endpoint]:
+def _endpoints(door: Door, serving: Serving) -> dict[str, Endpoint]:
     name = door.model.name
+    runs, max_body_bytes = serving.runs, serving.settings.max_body_bytes
+    deadline_s = serving.settings.request_deadline_s
 
-    def completion(job: Job) -> Reply:
-        return CompletionReply(job, model_name=name, created_s=_epoch_s())
+    def completion(job: Job, position: Position) -> Reply:
+        return CompletionReply(job, model_name=name, position=position)
 
-    def chat(job: Job) -> Reply:
-        return ChatReply(job, model_name=name, created_s=_epoch_s())
+    def chat(job: Job, position: Position) -> Reply:
+        return ChatReply(job, model_name=name, position=position)
 
     return {
         "/v1/completions": Endpoint(
@@ -166,16 +176,15 @@ def _endpoints(door: Door, *, deadline_s: float) -> dict[str, Endpoint]:
                 body, request_id=request_id, deadline_s=deadline_s, tenant=tenant
             ),
             make_reply=completion,
+            runs=runs,
+            max_body_bytes=max_body_bytes,
         ),
         "/v1/chat/completions": Endpoint(
             prepare=lambda body, request_id, tenant: door.chat(
                 body, request_id=request_id, deadline_s=deadline_s, tenant=tenant
             ),
             make_reply=chat,
+            runs=runs,
+            max_body_bytes=max_body_bytes,
         ),
     }
-
-
-def _epoch_s() -> int:
-    """Wall time, only to be shown: OpenAI's ``created``."""
-    return int(datetime.now(UTC).timestamp())

@@ -12,6 +12,7 @@ from pdd.core.errors import PddError
 from pdd.core.frames import Frame
 from pdd.core.ports import Clock
 from pdd.core.requests import Ended, Plan
+from pdd.gateway.event_ids import invalid_position
 from pdd.gateway.joining import joined
 from pdd.gateway.metrics import RequestMeter
 
@@ -25,9 +26,11 @@ class ClientStalled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is to be told, in this order. ``frame``: all tokens since the last time, joined."""
+    """What is to be told, in this order. ``frame``: all tokens since the last time, joined.
+    ``passed``: those before, which the client has already."""
 
     plan: Plan | None
+    passed: Frame | None
     frame: Frame | None
     end: Ended | None
 
@@ -35,7 +38,10 @@ class News:
 class GrpcInbox:
     """A sink with one reader. Bound: ``WAITING_FRAME_COUNT_MAX`` frames."""
 
-    def __init__(self, *, meter: RequestMeter, clock: Clock) -> None:
+    def __init__(self, *, meter: RequestMeter, clock: Clock, first_index: int = 0) -> None:
+        """``first_index``: of the first token that the client lacks."""
+        self._first_index = first_index
+        self._passed: list[Frame] = []
         self._meter = meter
         self._clock = clock
         self._plan: Plan | None = None
@@ -58,12 +64,22 @@ class GrpcInbox:
         self._changed.set()
 
     def tokens(self, frame: Frame) -> None:
+        if frame.first_token_index < self._first_index:
+            self._pass_over(frame)
+            return
         self._meter.tokens(len(frame.token_ids), self._clock())
         if len(self._frames) < WAITING_FRAME_COUNT_MAX:
             self._frames.append(frame)
         elif self._error is None:
             self._error = ClientStalled(f"{len(self._frames)} frames wait for the client")
         self._changed.set()
+
+    def _pass_over(self, frame: Frame) -> None:
+        self._passed.append(frame)
+        end = frame.first_token_index + len(frame.token_ids)
+        if end > self._first_index and self._error is None:
+            self._error = invalid_position(self._first_index, "no message ended there")
+            self._changed.set()
 
     def ended(self, ended: Ended) -> None:
         self._end = ended
@@ -94,8 +110,13 @@ class GrpcInbox:
         self._changed.clear()
         if isinstance(self._error, ClientStalled):
             raise self._error
-        news = News(plan=self._plan, frame=joined(self._frames), end=self._end)
-        self._plan, self._frames = None, []
+        news = News(
+            plan=self._plan,
+            passed=joined(self._passed),
+            frame=joined(self._frames),
+            end=self._end,
+        )
+        self._plan, self._passed, self._frames = None, [], []
         if news.plan is None and news.frame is None and self._error is not None:
             raise self._error
         if self._error is not None:

@@ -8,18 +8,23 @@ from typing import Any
 import grpc
 import structlog
 
-from pdd.core.errors import PddError
+from pdd.core.errors import InvalidRequest, PddError
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Inference
 from pdd.core.requests import RequestUsage
 from pdd.gateway.door import Door
 from pdd.gateway.errors import edge_of, message_of, retry_after_s
+from pdd.gateway.event_ids import invalid_position
 from pdd.gateway.grpc_body import body_of, end_fields, is_chat, plan_fields, tokens_fields
 from pdd.gateway.grpc_inbox import ClientStalled, GrpcInbox
+from pdd.gateway.idempotency import run_name
+from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.reply import Progress
 from pdd.gateway.request_ids import new_request_id
+from pdd.gateway.run import Run
+from pdd.gateway.runs import Runs
 from pdd.gateway.served import ServedModel
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tenants import check_tenant
@@ -28,6 +33,9 @@ from pdd.gateway.usage import measured
 from pdd.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 log = structlog.get_logger(__name__)
+
+_PATH = "/pdd.rpc.v1.Inference/Generate"
+"""Where gRPC's idempotency keys count, as HTTP's do for their endpoints."""
 
 
 class InferenceServicer:
@@ -41,6 +49,7 @@ class InferenceServicer:
         self,
         *,
         inference: Inference,
+        runs: Runs,
         tokenizer: Tokenizer,
         model: ServedModel,
         settings: GatewaySettings,
@@ -48,6 +57,7 @@ class InferenceServicer:
         clock: Clock = time.monotonic,
     ) -> None:
         self._inference = inference
+        self._runs = runs
         self._door = Door(model=model, tokenizer=tokenizer)
         self._settings = settings
         self._metrics = metrics
@@ -66,15 +76,14 @@ class InferenceServicer:
 
     async def Generate(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """Run one request; see inference.proto for the errors."""
-        request_id = new_request_id()
+        call = _Call(new_request_id())
         meter = self._metrics.begin("grpc", now_s=self._clock())
         usage = None
         outcome = "cancelled"
         failure: Exception | None = None
-        call = _Call()
         try:
             self._open_requests.add(call)
-            usage = await self._run(request, context, request_id, meter, call)
+            usage = await self._run(request, context, meter, call)
             outcome = "finished"
         except asyncio.CancelledError:
             if call.stopped_with is None:
@@ -87,7 +96,7 @@ class InferenceServicer:
             failure = error
         except Exception as error:
             if not isinstance(error, PddError):
-                log.exception("grpc_handler_failed", request_id=request_id)
+                log.exception("grpc_handler_failed", request_id=call.request_id)
             outcome = edge_of(error).outcome
             failure = error
         finally:
@@ -96,7 +105,7 @@ class InferenceServicer:
             meter.end(outcome, now_s=now_s, usage=usage)
             log.info(
                 "request_finished",
-                request_id=request_id,
+                request_id=call.request_id,
                 tenant=meter.tenant,
                 outcome=outcome,
                 path=None if meter.path is None else meter.path.value,
@@ -107,34 +116,35 @@ class InferenceServicer:
                 e2e_s=meter.age_s(now_s),
             )
         if failure is not None:
-            await _abort(context, failure, request_id)
+            await _abort(context, failure, call.request_id)
 
     async def _run(
-        self,
-        request: Any,
-        context: Any,
-        request_id: RequestId,
-        meter: RequestMeter,
-        call: "_Call",
+        self, request: Any, context: Any, meter: RequestMeter, call: "_Call"
     ) -> RequestUsage:
         if request.tenant:
             meter.tenant = check_tenant(request.tenant, field="tenant")
-        prepare = self._door.chat if is_chat(request) else self._door.completion
-        job = await prepare(
-            body_of(request),
-            request_id=request_id,
-            deadline_s=self._deadline_s(context),
-            tenant=meter.tenant,
-        )
+        run = self._run_of(request, context, call, tenant=meter.tenant)
+        first_index = request.resume_from.next_token_index
+        if run is None:
+            deadline_s = self._deadline_s(context)
+            job = await self._checked(request, call.request_id, deadline_s, meter.tenant)
+        else:
+            await run.job()
+        request_id = call.request_id
         progress = Progress()
-        inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock)
-        self._inference.start(job.request, inbox)
+        inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock, first_index=first_index)
+        if run is None:
+            self._inference.start(job.request, inbox)
+        else:
+            run.listen(inbox, cut=first_index)
         try:
             written_s = -math.inf
             while True:
                 news = await inbox.take(not_before_s=written_s + self._settings.grpc_flush_s)
                 if news.plan is not None:
                     await self._write(context, _response(request_id, plan=plan_fields(news.plan)))
+                if news.passed is not None:
+                    progress.advance(news.passed)
                 if news.frame is not None:
                     progress.advance(news.frame)
                     await self._write(
@@ -144,10 +154,61 @@ class InferenceServicer:
                 if news.end is not None:
                     end = end_fields(news.end)
                     progress.check_end(news.end)
+                    if progress.token_count < first_index:
+                        why = f"the whole output has {progress.token_count} tokens"
+                        raise invalid_position(first_index, why)
                     await self._write(context, _response(request_id, end=end))
                     return news.end.usage
         finally:
-            self._inference.cancel(request_id)  # void for a request that is over
+            if run is None:
+                self._inference.cancel(request_id)  # void for a request that is over
+            else:
+                run.leave(inbox)
+
+    def _run_of(self, request: Any, context: Any, call: "_Call", *, tenant: str) -> Run | None:
+        """What the call continues or joins; None where it begins a request of its own.
+
+        Raises:
+            InvalidRequest, UnknownRequest, RequestGone: see ``Runs``.
+        """
+        if request.HasField("resume_from"):
+            if request.WhichOneof("prompt") is not None or request.idempotency_key:
+                raise InvalidRequest(
+                    "resume_from: continues a request that is known; leave the others out",
+                    field="resume_from",
+                )
+            if request.resume_from.next_token_index < 0:
+                raise InvalidRequest(
+                    f"resume_from.next_token_index: {request.resume_from.next_token_index} is "
+                    "less than 0",
+                    field="resume_from.next_token_index",
+                )
+            run = self._runs.find(RequestId(request.resume_from.request_id), tenant=tenant)
+        else:
+            name = run_name(
+                request.idempotency_key or None,
+                path=_PATH,
+                tenant=tenant,
+                body=request.SerializeToString(deterministic=True),
+            )
+            if name is None:
+                return None
+            request_id, deadline_s = call.request_id, self._deadline_s(context)
+            run = self._runs.join(
+                name,
+                request_id,
+                prepare=lambda: self._checked(request, request_id, deadline_s, tenant),
+            )
+        call.request_id = run.request_id
+        return run
+
+    async def _checked(
+        self, request: Any, request_id: RequestId, deadline_s: float, tenant: str
+    ) -> Job:
+        prepare = self._door.chat if is_chat(request) else self._door.completion
+        return await prepare(
+            body_of(request), request_id=request_id, deadline_s=deadline_s, tenant=tenant
+        )
 
     async def _write(self, context: Any, response: Any) -> None:
         """Write one message; gRPC's flow-control window is the bound of what may wait.
@@ -172,7 +233,8 @@ class InferenceServicer:
 class _Call:
     """The running call, as ``OpenRequests`` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: RequestId) -> None:
+        self.request_id = request_id
         task = asyncio.current_task()
         assert task is not None, "a call runs in a task"
         self.task: asyncio.Task[object] = task

@@ -11,6 +11,7 @@ class Job:
 
     ``echo_text`` stands before the output (completions with ``echo``), else "".
     ``role`` is the role of a chat answer, "" for completions.
+    ``created_s``: seconds since the epoch, the same in every document of the answer.
     """
 
     request: GenerateRequest
@@ -21,3 +22,4 @@ class Job:
     tokens_as_ids: bool
     echo_text: str = ""
     role: str = ""
+    created_s: int = 0

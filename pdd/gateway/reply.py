@@ -3,6 +3,9 @@
 A reply is used in one of two ways: ``opening``, ``event`` per frame, ``closing`` make a stream;
 ``collect`` per frame and ``document`` make a whole answer.
 
+Every event has an id (``event_ids``). A reply for a client that has seen some of the stream is
+given all frames like any other, and shows nothing up to that client's position.
+
 Invariant, checked for every frame: it begins at the token and the character after the last one,
 and at the end as many tokens were shown as were generated. A gap or an overlap would be text that
 is wrong although the status is 200, so it is an error.
@@ -15,6 +18,7 @@ from pdd.core.errors import RequestFailed
 from pdd.core.frames import Finish, FinishReason, Frame, TokenLogprobs
 from pdd.core.requests import Ended
 from pdd.gateway import sse
+from pdd.gateway.event_ids import START, Position, invalid_position
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import json_bytes, json_string
 from pdd.gateway.usage import token_counts, usage_object
@@ -75,29 +79,34 @@ class Reply(ABC):
     __slots__ = (
         "_after",
         "_before",
-        "_created_s",
+        "_id_before",
         "_is_plain",
         "_logprobs",
         "_model_name",
+        "_position",
         "_prompt_ids_shown",
+        "_request_id",
         "_texts",
         "_token_ids",
         "job",
         "progress",
     )
 
-    def __init__(self, job: Job, *, model_name: str, created_s: int) -> None:
+    def __init__(self, job: Job, *, model_name: str, position: Position = START) -> None:
+        """``position``: what of the stream its client has seen already."""
         self.job = job
         self.progress = Progress()
         self._model_name = model_name
-        self._created_s = created_s
-        self._prompt_ids_shown = not job.return_token_ids
+        self._position = position
+        self._request_id = job.request.request_id.encode()
+        self._prompt_ids_shown = position.is_opened or not job.return_token_ids
         # Only text changes from event to event unless the client asked for more.
         self._is_plain = (
             job.request.sampling.logprobs is None
             and not job.return_token_ids
             and not job.running_usage
         )
+        self._id_before = b"id: %b:" % self._request_id
         self._before, self._after = b"", b""
         if job.stream and self._is_plain:
             self._before, self._after = sse.template(
@@ -113,32 +122,54 @@ class Reply(ABC):
 
     # A stream.
 
-    @abstractmethod
     def opening(self) -> bytes:
         """Events before the first token."""
+        choice = None if self._position.is_opened else self.opening_choice()
+        return b"" if choice is None else self._choice_event(choice)
 
     def event(self, frame: Frame) -> bytes:
-        """What the client gets for one frame; b"" when its text is held back."""
+        """What the client gets for one frame; b"" when its text is held back, or was seen."""
         self.progress.advance(frame)
+        if frame.first_token_index < self._position.token_count:
+            self._pass_over(frame)
+            return b""
         if self._is_plain:
             if not frame.text:
                 return b""
-            return self._before + json_string(frame.text) + self._after
+            return b"".join(
+                (
+                    self._id_before,
+                    b"%d" % self.progress.token_count,
+                    self._before,
+                    json_string(frame.text),
+                    self._after,
+                )
+            )
         choice = self.text_choice(frame.text)
         if self.job.request.sampling.logprobs is not None:
             choice["logprobs"] = self.logprobs_of(frame.logprobs)
         if self.job.return_token_ids:
             choice["token_ids"] = list(frame.token_ids)
-        return sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
+        return self._choice_event(choice)
 
     def closing(self, ended: Ended) -> bytes:
         """The events after the last token: the reason, the usage if asked for, and DONE."""
         choice = self.end_choice(ended.finish)
         self.progress.check_end(ended)
-        events = sse.event(self._with_running_usage(self._with_prompt_ids(self.chunk([choice]))))
-        if self.job.usage_chunk:
-            events += sse.event({**self.chunk([]), "usage": self.usage(ended)})
-        return events + sse.DONE
+        if self.progress.token_count < self._position.token_count:
+            why = f"the whole output has {self.progress.token_count} tokens"
+            raise invalid_position(self._position.token_count, why)
+        events = b""
+        if not self._position.is_finished:
+            events += self._choice_event(choice, closing=b"f")
+        if self.job.usage_chunk and not self._position.has_usage:
+            usage = {**self.chunk([]), "usage": self.usage(ended)}
+            events += sse.event(usage, event_id=self._event_id(b"fu"))
+        return events + sse.done(event_id=self._event_id(b"fu" if self.job.usage_chunk else b"f"))
+
+    def error(self, body: dict[str, object]) -> bytes:
+        """The event after which nothing comes any more."""
+        return sse.event(body, event_id=self._event_id())
 
     # A whole answer.
 
@@ -179,6 +210,10 @@ class Reply(ABC):
         """``object`` of a whole answer."""
 
     @abstractmethod
+    def opening_choice(self) -> dict[str, object] | None:
+        """A stream's first choice, if it has one before the first token."""
+
+    @abstractmethod
     def text_choice(self, text: str) -> dict[str, object]:
         """A stream's choice with some text and no end."""
 
@@ -211,9 +246,27 @@ class Reply(ABC):
         return {
             "id": self.answer_id,
             "object": kind,
-            "created": self._created_s,
+            "created": self.job.created_s,
             "model": self._model_name,
         }
+
+    def _choice_event(self, choice: dict[str, object], *, closing: bytes = b"") -> bytes:
+        document = self._with_running_usage(self._with_prompt_ids(self.chunk([choice])))
+        return sse.event(document, event_id=self._event_id(closing))
+
+    def _event_id(self, closing: bytes = b"") -> bytes:
+        return b"%b:%d%b" % (self._request_id, self.progress.token_count, closing)
+
+    def _pass_over(self, frame: Frame) -> None:
+        """What its client has seen: only what runs on over the events is taken from it.
+
+        Raises:
+            InvalidRequest: the client's position is in the middle of the frame.
+        """
+        if self.progress.token_count > self._position.token_count:
+            raise invalid_position(self._position.token_count, "no event ended there")
+        if self.job.request.sampling.logprobs is not None:
+            self.logprobs_of(frame.logprobs)
 
     def _with_prompt_ids(self, document: dict[str, object]) -> dict[str, object]:
         """The prompt's ids go with the first document that has a choice, once."""

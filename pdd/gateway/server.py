@@ -11,9 +11,9 @@ from pdd.gateway.app import make_app
 from pdd.gateway.door import Door
 from pdd.gateway.front import Front
 from pdd.gateway.http_connection import HttpConnection
-from pdd.gateway.idempotency import KeyedRuns
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
+from pdd.gateway.runs import Runs
 from pdd.gateway.served import Health, ServedModel
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tokenizer import Tokenizer
@@ -25,9 +25,20 @@ _LAST_BYTES_S = 1.0
 """At shutdown, after all requests were ended: how long clients may take to read the rest."""
 
 
+def make_runs(*, inference: Inference, settings: GatewaySettings, clock: Clock) -> Runs:
+    """The runs of one scheduler process, which HTTP and gRPC share."""
+    return Runs(
+        inference=inference,
+        clock=clock,
+        age_s=settings.resume_age_s,
+        linger_s=settings.resume_grace_s,
+    )
+
+
 def make_front(
     *,
     inference: Inference,
+    runs: Runs,
     tokenizer: Tokenizer,
     model: ServedModel,
     settings: GatewaySettings,
@@ -43,12 +54,7 @@ def make_front(
             metrics=metrics,
             settings=settings,
             open_requests=open_requests,
-            keyed_runs=KeyedRuns(
-                inference=inference,
-                clock=clock,
-                age_s=settings.idempotency_age_s,
-                linger_s=settings.idempotency_linger_s,
-            ),
+            runs=runs,
             clock=clock,
         ),
         door=Door(model=model, tokenizer=tokenizer),

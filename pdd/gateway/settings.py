@@ -26,8 +26,8 @@ class GatewaySettings:
     ``shutdown_grace_s``: at shutdown open requests get so long to end by themselves; then each
         stream ends with an error event.
     ``cors_origins``: origins whose pages may read answers; "*" is any. Empty: no page may.
-    ``idempotency_age_s``: how long a finished request with an Idempotency-Key can be had again.
-    ``idempotency_linger_s``: how long one runs on after its last client has left.
+    ``resume_age_s``: how long a finished request with an Idempotency-Key can be had again.
+    ``resume_grace_s``: how long one runs on after its last client has left.
     ``grpc_flush_s``: a gRPC stream gets at most one message of tokens per interval. A token that
         comes later than that after the one before is sent at once.
     """
@@ -45,6 +45,6 @@ class GatewaySettings:
     linger_s: float = 5.0
     shutdown_grace_s: float = 2.0
     cors_origins: tuple[str, ...] = ()
-    idempotency_age_s: float = 600.0
-    idempotency_linger_s: float = 30.0
+    resume_age_s: float = 600.0
+    resume_grace_s: float = 30.0
     grpc_flush_s: float = 0.02

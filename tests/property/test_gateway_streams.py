@@ -6,9 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdd.core.identity import RequestId
 from pdd.core.sampling import Sampling
 from pdd.gateway.chat import ChatReply
 from pdd.gateway.completions import CompletionReply
+from pdd.gateway.event_ids import START, Position, position_of
 from pdd.gateway.reply import Reply
 from tests.unit.gateway.builders import ended, frames, make_job
 
@@ -17,13 +19,15 @@ texts = st.lists(st.text(max_size=6), max_size=8)  # st.text has surrogates nowh
 
 
 def documents(out: bytes) -> list[dict[str, Any]]:
-    """Parse as a strict client does: one data line per event, no line break inside."""
+    """Parse as a strict client does: an id and a data line per event, no line break inside."""
     events = out.decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    for event in events[:-1]:
-        assert event.splitlines() == [event]
-        assert event.startswith("data: ")
-    return [json.loads(event[6:]) for event in events[:-2]]
+    assert events[-1] == ""
+    lines = [event.splitlines() for event in events[:-1]]
+    assert all(len(pair) == 2 for pair in lines)
+    assert all(name.startswith("id: r-test:") for name, _ in lines)
+    assert all(data.startswith("data: ") for _, data in lines)
+    assert lines[-1][1] == "data: [DONE]"
+    return [json.loads(data[6:]) for _, data in lines[:-1]]
 
 
 def text_of(document: dict[str, Any]) -> str:
@@ -34,9 +38,13 @@ def text_of(document: dict[str, Any]) -> str:
     return text
 
 
-def reply(chat: bool, **changes: Any) -> Reply:
+def ids_of(out: bytes) -> list[str]:
+    return [line[4:] for line in out.decode().split("\n") if line.startswith("id: ")]
+
+
+def reply(chat: bool, *, position: Position = START, **changes: Any) -> Reply:
     kind = ChatReply if chat else CompletionReply
-    return kind(make_job(**changes), model_name="tiny", created_s=17)
+    return kind(make_job(**changes), model_name="tiny", position=position)
 
 
 @EXAMPLES
@@ -99,3 +107,45 @@ def test_a_stream_and_a_whole_answer_say_the_same_as_the_engine(
         ]
         assert parts == choice["logprobs"][key]
         assert len(parts) == len(token_ids)
+
+
+@EXAMPLES
+@given(
+    texts=texts,
+    chat=st.booleans(),
+    ids=st.booleans(),
+    running=st.booleans(),
+    usage=st.booleans(),
+    logprobs=st.none() | st.integers(min_value=0, max_value=3),
+    per_frame=st.integers(min_value=1, max_value=3),
+)
+def test_a_stream_cut_behind_any_event_goes_on_byte_for_byte(
+    texts: list[str],
+    chat: bool,
+    ids: bool,
+    running: bool,
+    usage: bool,
+    logprobs: int | None,
+    per_frame: int,
+) -> None:
+    options: dict[str, Any] = {
+        "sampling": Sampling(max_tokens=99, logprobs=logprobs),
+        "return_token_ids": ids,
+        "running_usage": running,
+        "usage_chunk": usage,
+        "echo_text": "" if chat else "Once",
+    }
+    deltas = frames(*texts, logprobs=logprobs, tokens_per_frame=per_frame)
+    end = ended(completion_tokens=len(texts) * per_frame)
+
+    def told(position: Position) -> bytes:
+        one = reply(chat, position=position, **options)
+        return one.opening() + b"".join(one.event(d.frame) for d in deltas) + one.closing(end)
+
+    whole = told(START)
+    places = ids_of(whole)
+    for index, place in enumerate(places[:-1]):  # the last one closes the stream
+        rest = told(position_of(place, request_id=RequestId("r-test")))
+        seen = whole.split(b"\n\n")[: index + 1]
+        assert b"\n\n".join(seen) + b"\n\n" + rest == whole
+    assert len(set(places[:-1])) == len(places) - 1, "no two events have the same id but DONE"

@@ -47,10 +47,13 @@ class InferenceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate runs one request and streams its tokens. Served by any scheduler. Not idempotent.
-        Ending the call cancels the request on every node. The call's deadline is the request's.
+        """Generate runs one request and streams its tokens. Served by any scheduler. Idempotent with an
+        idempotency_key. Ending the call cancels the request on every node; with a key, only if nobody
+        comes back to it for a while. The call's deadline is the request's; that of a call that joins
+        or continues a request is the call's own.
         Errors: INVALID_ARGUMENT (field, value and bound in the message), RESOURCE_EXHAUSTED (try
-        again later), UNAVAILABLE (no node), DEADLINE_EXCEEDED, INTERNAL (ended by a failure).
+        again later), UNAVAILABLE (no node), NOT_FOUND (nothing to resume, the message says why),
+        DEADLINE_EXCEEDED, INTERNAL (ended by a failure).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,7 @@
 """What the gateway's tests are made of: a scripted scheduler, a letter tokenizer, real sockets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from pdd.core.sampling import Sampling
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.served import Health, ServedModel
-from pdd.gateway.server import make_front, serve
+from pdd.gateway.server import make_front, make_runs, serve
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tokenizer import ChatPrompt, PooledTokenizer
 from tests.sinks import Delta, GenerationEvent, Planned
@@ -136,6 +137,7 @@ def make_job(*, stream: bool = True, sampling: Sampling | None = None, **changes
         "return_token_ids": False,
         "tokens_as_ids": False,
         "role": "assistant",
+        "created_s": 17,
     }
     return Job(
         request=GenerateRequest(
@@ -284,6 +286,7 @@ async def front(
     server = await serve(
         make_front(
             inference=player,
+            runs=make_runs(inference=player, settings=settings, clock=time.monotonic),
             tokenizer=letters,
             model=model,
             settings=settings,

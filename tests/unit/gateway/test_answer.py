@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 from pdd.core.identity import RequestId
 from pdd.core.ports import Sink
 from pdd.core.requests import GenerateRequest
-from pdd.gateway.answer import Answer, Endpoint, Serving
+from pdd.gateway.answer import Answer, Serving
 from pdd.gateway.completions import CompletionReply
 from pdd.gateway.http_request import HttpRequest
-from pdd.gateway.idempotency import KeyedRuns
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests, stopping_error
+from pdd.gateway.request_opening import Endpoint
+from pdd.gateway.runs import Runs
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.turn import Turn
 from tests.unit.gateway.builders import PLAN, ended, frames, make_job, soon
@@ -73,21 +74,24 @@ class Case:
         request = HttpRequest(
             method="POST", target="/x", path="/x", body=bytearray(json.dumps({}).encode())
         )
+        runs = Runs(inference=self.inference, clock=time.monotonic, age_s=60.0, linger_s=60.0)
         self.answer = Answer(
             serving=Serving(
                 inference=self.inference,
                 metrics=self.metrics,
                 settings=GatewaySettings(write_buffer_bytes=10_000),
                 open_requests=self.open_requests,
-                keyed_runs=KeyedRuns(
-                    inference=self.inference, clock=time.monotonic, age_s=60.0, linger_s=60.0
-                ),
+                runs=runs,
                 clock=time.monotonic,
             ),
             turn=Turn(self.wire, request, headers={}, keep_alive=True),
-            endpoint=Endpoint(
+            opening=Endpoint(
                 prepare=self._prepare,
-                make_reply=lambda job: CompletionReply(job, model_name="tiny", created_s=17),
+                make_reply=lambda job, position: CompletionReply(
+                    job, model_name="tiny", position=position
+                ),
+                runs=runs,
+                max_body_bytes=1000,
             ),
         )
 

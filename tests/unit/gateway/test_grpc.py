@@ -1,6 +1,7 @@
 """The public gRPC service, through a plain client."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from pdd.core.errors import (
 )
 from pdd.gateway.grpc_inference import InferenceServicer
 from pdd.gateway.metrics import GatewayMetrics
+from pdd.gateway.server import make_runs
 from pdd.gateway.settings import GatewaySettings
 from pdd.rpc.v1 import inference_pb2 as pb
 from pdd.rpc.v1.inference_pb2_grpc import InferenceStub
@@ -44,11 +46,13 @@ async def service(
     letters = LetterTokenizer()
     metrics = GatewayMetrics()
     server = grpc.aio.server()
+    settings = settings or GatewaySettings()
     servicer = InferenceServicer(
         inference=player,
+        runs=make_runs(inference=player, settings=settings, clock=time.monotonic),
         tokenizer=letters,
         model=MODEL,
-        settings=settings or GatewaySettings(),
+        settings=settings,
         metrics=metrics,
     )
     servicer.add_to_server(server)
@@ -267,3 +271,66 @@ async def test_stopping_ends_open_calls_with_unavailable_and_a_reason() -> None:
                 pass
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert player.open_count == 0
+
+
+async def test_a_call_goes_on_where_another_one_broke_off() -> None:
+    gate = asyncio.Event()
+    one, *rest = frames("a", "b", "c", logprobs=1)
+    steps = [Planned(plan=PLAN), one, gate, *rest, ended(completion_tokens=3)]
+    async with service(steps) as (stub, player, _):
+        request = pb.GenerateRequest(text="hi", idempotency_key="k1")
+        broken = stub.Generate(request)
+        assert (await broken.read()).WhichOneof("event") == "plan"
+        assert (await broken.read()).tokens.text == "a"
+        request_id = player.requests[0].request_id
+        broken.cancel()
+        place = pb.ResumeFrom(request_id=request_id, next_token_index=1)
+        again = stub.Generate(pb.GenerateRequest(resume_from=place))
+        assert (await again.read()).WhichOneof("event") == "plan"
+        gate.set()
+        responses = []
+        while (response := await again.read()) is not grpc.aio.EOF:
+            responses.append(response)
+        assert {response.request_id for response in responses} == {request_id}
+        tokens = [one.tokens for one in responses if one.WhichOneof("event") == "tokens"]
+        assert "".join(token.text for token in tokens) == "bc"
+        assert tokens[0].first_token_index == 1
+        assert responses[-1].end.usage.completion_tokens == 3
+        assert len(player.requests) == 1
+
+
+async def test_a_call_with_a_known_key_is_told_all_of_it_again() -> None:
+    async with service(script("a", "b")) as (stub, player, _):
+        request = pb.GenerateRequest(text="hi", idempotency_key="k1")
+        for _ in range(2):
+            responses = [response async for response in stub.Generate(request)]
+            assert "".join(response.tokens.text for response in responses) == "ab"
+        assert len(player.requests) == 1
+        request.text = "other"
+        with pytest.raises(grpc.aio.AioRpcError, match="another body"):
+            await stub.Generate(request).read()
+
+
+@pytest.mark.parametrize(
+    ("request_id", "index", "extra", "code"),
+    [
+        ("r-nobody", 0, {}, grpc.StatusCode.NOT_FOUND),
+        ("", 0, {}, grpc.StatusCode.NOT_FOUND),
+        ("known", -1, {}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("known", 3, {}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("known", 1, {"text": "hi"}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_what_cannot_be_resumed_is_refused(
+    request_id: str, index: int, extra: dict[str, Any], code: grpc.StatusCode
+) -> None:
+    async with service(script("a", "b")) as (stub, player, _):
+        async for _ in stub.Generate(pb.GenerateRequest(text="hi", idempotency_key="k1")):
+            pass
+        known = player.requests[0].request_id
+        place = pb.ResumeFrom(
+            request_id=known if request_id == "known" else request_id, next_token_index=index
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(pb.GenerateRequest(resume_from=place, **extra)).read()
+        assert caught.value.code() is code

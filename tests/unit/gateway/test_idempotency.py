@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pdd.core.errors import AdmissionRejected, NodeUnavailable, RequestFailed
-from pdd.gateway import idempotency
-from pdd.gateway.http_request import HttpRequest
-from pdd.gateway.idempotency import KeyedRuns
+from pdd.core.identity import RequestId
+from pdd.gateway import runs as runs_module
 from pdd.gateway.job import Job
+from pdd.gateway.run import RunName
+from pdd.gateway.runs import Runs
 from pdd.gateway.settings import GatewaySettings
 from tests.sinks import Planned
 from tests.unit.gateway.builders import (
@@ -42,8 +43,9 @@ async def ask(
 def shown(stream: str) -> tuple[str, list[dict[str, Any]]]:
     """All text of a stream, and its documents."""
     events = stream.split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    documents = [json.loads(event[6:]) for event in events[:-2]]
+    assert events[-2].endswith("\ndata: [DONE]")
+    assert events[-1] == ""
+    documents = [json.loads(event.partition("\ndata: ")[2]) for event in events[:-2]]
     text = "".join(choice["text"] for one in documents for choice in one["choices"])
     return text, documents
 
@@ -101,8 +103,9 @@ async def test_two_at_once_share_a_run_and_a_late_stream_gets_all_of_it() -> Non
         async with served.http.post(served.url + url, json=STREAM, headers=KEY) as early:
             await soon(served.inference.waiting)
             async with served.http.post(served.url + url, json=STREAM, headers=KEY) as late:
-                first = await late.content.readline()  # told from the start, while it runs
-                assert json.loads(first[6:])["choices"][0]["text"] == "a"
+                first = await late.content.readuntil(b"\n\n")  # told from the start
+                assert first.startswith(b"id: ")
+                assert b'"text":"a"' in first
                 gate.set()
                 told = first + await late.content.read()
                 texts = [shown(await early.text())[0], shown(told.decode())[0]]
@@ -130,7 +133,7 @@ async def test_a_client_that_comes_back_finds_its_request_running() -> None:
 
 
 async def test_a_request_whose_client_does_not_come_back_is_cancelled() -> None:
-    settings = GatewaySettings(idempotency_linger_s=0.05)
+    settings = GatewaySettings(resume_grace_s=0.05)
     async with front([Planned(plan=PLAN), asyncio.Event()], settings=settings) as served:
         writer = await send_raw(
             served, "/v1/completions", STREAM, headers=b"Idempotency-Key: k1\r\n"
@@ -163,7 +166,7 @@ async def test_a_refused_request_is_forgotten() -> None:
 
 
 async def test_ended_requests_are_forgotten_at_their_age() -> None:
-    async with front(script("a"), settings=GatewaySettings(idempotency_age_s=0.0)) as served:
+    async with front(script("a"), settings=GatewaySettings(resume_age_s=0.0)) as served:
         await ask(served)
         await ask(served)
         assert len(served.inference.requests) == 2
@@ -175,7 +178,7 @@ async def test_ended_requests_are_forgotten_at_their_age() -> None:
 async def test_the_oldest_are_forgotten_at_the_bounds(
     bound: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, bound, value)
+    monkeypatch.setattr(runs_module, bound, value)
     async with front(script("a")) as served:  # 3 prompt tokens and 1 of output each
         for key in ("k1", "k2", "k3"):
             await ask(served, key=key)
@@ -204,13 +207,13 @@ class Waiting:
     def __init__(self, *, linger_s: float) -> None:
         self.gate = asyncio.Event()
         self.inference = Played()
-        self.runs = KeyedRuns(
+        self.runs = Runs(
             inference=self.inference, clock=time.monotonic, age_s=600.0, linger_s=linger_s
         )
 
     async def client(self) -> Job:
-        http = HttpRequest(method="POST", target="/v1/completions", path="/v1/completions")
-        return await self.runs.join("k1", http, tenant="t", prepare=self._prepare).job()
+        name = RunName(path="/v1/completions", tenant="t", key="k1", digest=b"")
+        return await self.runs.join(name, RequestId("r-test"), prepare=self._prepare).job()
 
     async def _prepare(self) -> Job:
         await self.gate.wait()

@@ -128,9 +128,7 @@ async def test_every_document_passes_openai_s_own_types_strictly(kind: str, stre
     ):
         text = await response.text()
     documents = (
-        [event[6:] for event in text.split("\n\n") if event.startswith("data: {")]
-        if stream
-        else [text]
+        [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
     )
     assert len(documents) == (1 if not stream else 6 if kind == "chat" else 5)
     for document in documents:

@@ -13,7 +13,7 @@ from tests.unit.gateway.builders import ended, frames, make_job
 
 
 def test_a_whole_chat_answer_has_the_message_the_reason_and_the_usage() -> None:
-    reply = ChatReply(make_job(stream=False), model_name="tiny", created_s=17)
+    reply = ChatReply(make_job(stream=False), model_name="tiny")
     for delta in frames("Hel", "", "lo"):
         reply.collect(delta.frame)
     answer = json.loads(reply.document(ended(stop_reason="\n", completion_tokens=3)))
@@ -37,7 +37,7 @@ def test_a_whole_completion_has_ids_and_logprobs_of_all_tokens() -> None:
         return_token_ids=True,
         echo_text="Once",
     )
-    reply = CompletionReply(job, model_name="tiny", created_s=17)
+    reply = CompletionReply(job, model_name="tiny")
     for delta in frames(" a", " bc", logprobs=0):
         reply.collect(delta.frame)
     choice = json.loads(reply.document(ended()))["choices"][0]
@@ -54,7 +54,7 @@ def test_a_whole_completion_has_ids_and_logprobs_of_all_tokens() -> None:
 
 @pytest.mark.parametrize("wrong", ["lost", "doubled", "text lost"])
 def test_a_gap_or_an_overlap_is_an_error_and_never_shown(wrong: str) -> None:
-    reply = ChatReply(make_job(), model_name="tiny", created_s=17)
+    reply = ChatReply(make_job(), model_name="tiny")
     one, two, three = frames("aa", "bb", "cc")
     reply.event(one.frame)
     bad = {
@@ -71,18 +71,18 @@ def test_a_gap_or_an_overlap_is_an_error_and_never_shown(wrong: str) -> None:
 def test_another_number_of_tokens_than_were_generated_is_an_error(generated: int) -> None:
     one = frames("aa")[0]
     end = ended(completion_tokens=generated)
-    stream = ChatReply(make_job(), model_name="tiny", created_s=17)
+    stream = ChatReply(make_job(), model_name="tiny")
     stream.event(one.frame)
     with pytest.raises(RequestFailed, match="1 were shown"):
         stream.closing(end)
-    whole = ChatReply(make_job(stream=False), model_name="tiny", created_s=17)
+    whole = ChatReply(make_job(stream=False), model_name="tiny")
     whole.collect(one.frame)
     with pytest.raises(RequestFailed, match="1 were shown"):
         whole.document(end)
 
 
 def test_a_sequence_that_the_cluster_aborted_does_not_end_well() -> None:
-    reply = ChatReply(make_job(), model_name="tiny", created_s=17)
+    reply = ChatReply(make_job(), model_name="tiny")
     with pytest.raises(RequestFailed, match="cancelled by the cluster"):
         reply.closing(ended(FinishReason.ABORT))
 

@@ -24,6 +24,11 @@ TEXT = (
 DONE = b"data: [DONE]\n\n"
 
 
+def at(place: str) -> bytes:
+    """The id of an event."""
+    return f"id: r-test:{place}\n".encode()
+
+
 def stream(reply: Reply, *texts: str, reason: FinishReason = FinishReason.STOP) -> bytes:
     logprobs = reply.job.request.sampling.logprobs
     out = reply.opening()
@@ -33,26 +38,26 @@ def stream(reply: Reply, *texts: str, reason: FinishReason = FinishReason.STOP) 
 
 
 def chat(**changes: object) -> ChatReply:
-    return ChatReply(make_job(**changes), model_name="tiny", created_s=17)
+    return ChatReply(make_job(**changes), model_name="tiny")
 
 
 def completion(**changes: object) -> CompletionReply:
-    return CompletionReply(make_job(**changes), model_name="tiny", created_s=17)
+    return CompletionReply(make_job(**changes), model_name="tiny")
 
 
 def test_a_chat_stream_opens_with_the_role_and_ends_with_the_reason_the_usage_and_done() -> None:
     assert stream(chat(usage_chunk=True), "Hel", "lo") == b"".join(
         [
-            CHAT + b'[{"index":0,"delta":{"role":"assistant","content":""},'
+            at("0") + CHAT + b'[{"index":0,"delta":{"role":"assistant","content":""},'
             b'"logprobs":null,"finish_reason":null}]}\n\n',
-            CHAT + b'[{"index":0,"delta":{"content":"Hel"},'
+            at("1") + CHAT + b'[{"index":0,"delta":{"content":"Hel"},'
             b'"logprobs":null,"finish_reason":null}]}\n\n',
-            CHAT + b'[{"index":0,"delta":{"content":"lo"},'
+            at("2") + CHAT + b'[{"index":0,"delta":{"content":"lo"},'
             b'"logprobs":null,"finish_reason":null}]}\n\n',
-            CHAT + b'[{"index":0,"delta":{},"logprobs":null,'
+            at("2f") + CHAT + b'[{"index":0,"delta":{},"logprobs":null,'
             b'"finish_reason":"stop","stop_reason":null}]}\n\n',
-            CHAT + b"[]," + USAGE + b"}\n\n",
-            DONE,
+            at("2fu") + CHAT + b"[]," + USAGE + b"}\n\n",
+            at("2fu") + DONE,
         ]
     )
 
@@ -61,11 +66,11 @@ def test_a_completion_stream_without_usage_asked_for_has_none() -> None:
     tail = b'"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
     assert stream(completion(), "a", "b", reason=FinishReason.LENGTH) == b"".join(
         [
-            TEXT + b'[{"index":0,"text":"a",' + tail,
-            TEXT + b'[{"index":0,"text":"b",' + tail,
-            TEXT + b'[{"index":0,"text":"","logprobs":null,'
+            at("1") + TEXT + b'[{"index":0,"text":"a",' + tail,
+            at("2") + TEXT + b'[{"index":0,"text":"b",' + tail,
+            at("2f") + TEXT + b'[{"index":0,"text":"","logprobs":null,'
             b'"finish_reason":"length","stop_reason":null}]}\n\n',
-            DONE,
+            at("2f") + DONE,
         ]
     )
 
@@ -78,10 +83,12 @@ def test_held_back_text_still_tells_its_token_ids() -> None:
     out = stream(completion(return_token_ids=True), "", "ab")
     tail = b'"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":'
     assert out.startswith(
-        TEXT
+        at("1")
+        + TEXT
         + b'[{"index":0,"text":"",'
         + tail
         + b'[100],"prompt_token_ids":[7,8,9]}]}\n\n'
+        + at("2")
         + TEXT
         + b'[{"index":0,"text":"ab",'
         + tail
@@ -100,7 +107,7 @@ def test_line_separators_and_surrogates_stay_inside_their_event() -> None:
     text = 'é\u2028\u2029\x85\r\n"\\\ud800'
     out = stream(completion(), text)
     first = out.split(b"\n\n")[0]
-    assert first.decode().splitlines() == [first.decode()]
+    assert len(first.decode().splitlines()) == 2
     other = stream(completion(), "é\u2028漢")
     assert '"text":"é\\u2028漢"'.encode() in other
 
@@ -140,5 +147,5 @@ def test_running_usage_counts_up_with_every_event() -> None:
 
 def test_echo_comes_first_and_once() -> None:
     out = stream(completion(echo_text="Once"), " upon")
-    assert out.startswith(TEXT + b'[{"index":0,"text":"Once","logprobs":null')
+    assert out.startswith(at("0") + TEXT + b'[{"index":0,"text":"Once","logprobs":null')
     assert out.count(b"Once") == 1

@@ -1,0 +1,83 @@
+"""All that a request has said so far, to be told again from any event on.
+
+Columns, because whoever keeps a frame for each token of each request soon keeps gigabytes: 4 bytes
+for a token's index and 4 for its text's, and what the token and its text need.
+"""
+
+from array import array
+from bisect import bisect_left
+
+from pdd.core.frames import Frame, TokenLogprobs
+from pdd.core.identity import RequestId
+
+
+class Record:
+    """Frames in, frames out, cut wherever a frame ended.
+
+    ``size`` counts tokens and log probabilities; some 50 to 100 bytes each.
+    """
+
+    __slots__ = (
+        "_logprobs",
+        "_request_id",
+        "_text_ends",
+        "_texts",
+        "_token_ends",
+        "_token_ids",
+        "size",
+    )
+
+    def __init__(self, request_id: RequestId) -> None:
+        self._request_id = request_id
+        self._token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._token_ends = array("I", [0])
+        self._text_ends = array("I", [0])
+        self.size = 0
+
+    @property
+    def token_count(self) -> int:
+        """Output tokens."""
+        return len(self._token_ids)
+
+    def add(self, frame: Frame) -> None:
+        """The next frame."""
+        self._token_ids.extend(frame.token_ids)
+        self._texts.append(frame.text)
+        self._token_ends.append(frame.first_token_index + len(frame.token_ids))
+        self._text_ends.append(frame.text_offset + len(frame.text))
+        self.size += len(frame.token_ids)
+        if frame.logprobs:
+            self._logprobs.extend(frame.logprobs)
+            self.size += sum(1 + len(one.top) for one in frame.logprobs)
+
+    def compact(self) -> None:
+        """Keep the text so far as one string."""
+        self._texts = ["".join(self._texts)]
+
+    def parts(self, cut: int) -> list[Frame]:
+        """All of it: what comes before token ``cut`` and what from there on; no empty parts.
+
+        A cut in the middle of a frame is moved to its end: where the text of half of it ends is not
+        known.
+        """
+        last = len(self._token_ends) - 1
+        middle = min(bisect_left(self._token_ends, cut), last)
+        return [
+            self._frame(first, end) for first, end in ((0, middle), (middle, last)) if first != end
+        ]
+
+    def _frame(self, first: int, last: int) -> Frame:
+        """What came between two ends."""
+        if len(self._texts) > 1:
+            self.compact()
+        tokens = slice(self._token_ends[first], self._token_ends[last])
+        return Frame(
+            request_id=self._request_id,
+            first_token_index=tokens.start,
+            token_ids=tuple(self._token_ids[tokens]),
+            text_offset=self._text_ends[first],
+            text=self._texts[0][self._text_ends[first] : self._text_ends[last]],
+            logprobs=tuple(self._logprobs[tokens]),
+        )

@@ -1,0 +1,138 @@
+"""Runs that outlive their clients: by request id, and by the key that their clients gave them.
+
+A request with an ``Idempotency-Key`` belongs to this table, not to its client: whoever sends it
+again with the same key and the same body, or asks for its stream by its id, is told everything
+from where it wants, then follows (``run``).
+
+What is kept, and for how long:
+
+* A run whose clients have all left goes on for ``linger_s``, for one of them to come back; then it
+  is cancelled like any other. (A request without a key is cancelled at once.)
+* A run that has ended well is kept for ``age_s``. At ``ENDED_RUN_COUNT_MAX`` of them, or
+  ``ENDED_TOKEN_COUNT_MAX`` tokens together, the oldest are forgotten: the same key runs anew then.
+* A run that failed is forgotten at once: sending it again is what the key is for.
+* What became of the last ``GONE_COUNT_MAX`` runs that are not kept any more is remembered in words.
+"""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from pdd.core.errors import InvalidRequest, RequestGone, UnknownRequest
+from pdd.core.identity import RequestId
+from pdd.core.ports import Clock, Inference
+from pdd.gateway.job import Job
+from pdd.gateway.json_text import shorten
+from pdd.gateway.open_requests import stopping_error
+from pdd.gateway.run import Run, RunName
+
+ENDED_RUN_COUNT_MAX = 1000
+ENDED_TOKEN_COUNT_MAX = 1_000_000
+"""Counts prompt and output tokens and log probabilities; some 50 to 100 bytes each."""
+GONE_COUNT_MAX = 10_000
+
+
+class Runs:
+    """The table of one process, for HTTP and gRPC. Keys are apart for each endpoint and tenant."""
+
+    def __init__(
+        self, *, inference: Inference, clock: Clock, age_s: float, linger_s: float
+    ) -> None:
+        self._inference = inference
+        self._clock = clock
+        self._age_s = age_s
+        self._linger_s = linger_s
+        self._by_key: dict[tuple[str, str, str], Run] = {}
+        self._by_id: dict[RequestId, Run] = {}
+        self._ended: OrderedDict[RequestId, float] = OrderedDict()  # and when, oldest first
+        self._ended_token_count = 0
+        self._gone: OrderedDict[RequestId, tuple[str, str]] = OrderedDict()  # tenant, why
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def join(
+        self, name: RunName, request_id: RequestId, *, prepare: Callable[[], Awaitable[Job]]
+    ) -> Run:
+        """The run of this name's key; if there is none, begun with ``prepare`` as ``request_id``.
+
+        Raises:
+            InvalidRequest: the key is known, for a request with another body.
+        """
+        self._forget_old()
+        run = self._by_key.get((name.path, name.tenant, name.key))
+        if run is None:
+            run = Run(
+                name,
+                request_id,
+                inference=self._inference,
+                linger_s=self._linger_s,
+                over=self._over,
+            )
+            self._by_key[name.path, name.tenant, name.key] = run
+            self._by_id[request_id] = run
+            run.begin(prepare)
+        elif run.name.digest != name.digest:
+            raise InvalidRequest(
+                f"idempotency-key {shorten(name.key)} was used for a request with another body "
+                f"within the last {self._age_s:g} s; use a new key for a new request",
+                field="idempotency-key",
+                code="idempotency_key_reused",
+            )
+        return run
+
+    def find(self, request_id: RequestId, *, tenant: str) -> Run:
+        """The run of this id.
+
+        Raises:
+            RequestGone: there was one.
+            UnknownRequest: there was none, it is long ago, or it is another tenant's.
+        """
+        self._forget_old()
+        run = self._by_id.get(request_id)
+        if run is not None and run.name.tenant == tenant:
+            return run
+        whose, why = self._gone.get(request_id, ("", ""))
+        if whose == tenant:
+            raise RequestGone(f"request {request_id} cannot be continued: {why}")
+        raise UnknownRequest(
+            f"request {shorten(request_id)} is not known to this scheduler: it runs at another "
+            "one, ended long ago, or had no Idempotency-Key and ended with its connection"
+        )
+
+    def close(self) -> None:
+        """The process stops: nobody can come back any more."""
+        for run in list(self._by_id.values()):
+            run.close(stopping_error())
+
+    def _over(self, run: Run) -> None:
+        if not run.ended_well:
+            self._forget(run, run.end_reason)
+            return
+        self._ended[run.request_id] = self._clock()
+        self._ended_token_count += run.size
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        now_s = self._clock()
+        while self._ended:
+            request_id, ended_s = next(iter(self._ended.items()))
+            if now_s - ended_s >= self._age_s:
+                why = f"it ended more than {self._age_s:g} s ago"
+            elif (
+                len(self._ended) > ENDED_RUN_COUNT_MAX
+                or self._ended_token_count > ENDED_TOKEN_COUNT_MAX
+            ):
+                why = "it has ended, and too much ended since to keep it"
+            else:
+                return
+            del self._ended[request_id]
+            run = self._by_id[request_id]
+            self._ended_token_count -= run.size
+            self._forget(run, why)
+
+    def _forget(self, run: Run, why: str) -> None:
+        del self._by_id[run.request_id]
+        del self._by_key[run.name.path, run.name.tenant, run.name.key]
+        self._gone[run.request_id] = run.name.tenant, why
+        if len(self._gone) > GONE_COUNT_MAX:
+            self._gone.popitem(last=False)
