@@ -33,6 +33,9 @@ _KNOWN = {
     "chunks_received": _Known("received_chunks", "Chunks that a node has received"),
     "chunks_discarded": _Known("discarded_chunks", "Chunks that came for nobody"),
     "digest_mismatches": _Known("digest_mismatches", "Chunks that came with other bytes"),
+    "chunks_overtaken": _Known(
+        "overtaken_chunks", "Chunks whose slot in shared memory was used anew before their copy"
+    ),
     "resumes": _Known("resumes", "Transfers that went on after a lost connection"),
     "grants_refused": _Known("refused_grants", "Grants of a node that their source refused"),
     "unanswered_grants": _Known("unanswered_grants", "Grants of a node that nobody answered"),
@@ -53,6 +56,12 @@ _KNOWN = {
     "quarantined_blocks": _Known("quarantined_blocks", "Blocks that may be written", grows=False),
     "messages_in_flight": _Known("messages_in_flight", "Messages on their way", grows=False),
     "staging_buffers_lent": _Known("staging_buffers_lent", "Staging buffers in use", grows=False),
+    "shared_slots": _Known(
+        "shared_memory_slots", "Slots of shared memory, 0 where it cannot be had", grows=False
+    ),
+    "shared_slots_lent": _Known(
+        "shared_memory_slots_lent", "Slots of shared memory in use", grows=False
+    ),
 }
 _REASONS = {f"{_REFUSED}{reason.value}": reason.value for reason in Reason}
 

@@ -46,7 +46,7 @@ from pdd.transfer.receiver import Flow, Receiver, Receiving, RecordBuffer
 from pdd.transfer.sender import Sender, Sending
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.share import Share
-from pdd.transfer.shared import PeerMemories, SharedSlots, host_id
+from pdd.transfer.shared import PeerMemories, SharedSlots
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import (
@@ -92,9 +92,10 @@ class TransferDriver:
         self._counters = counters
         counters.update({"ucx_bytes": 0, "shared_bytes": 0})
         self._clock = clock
+        self._shared = shared
         self._peers: dict[PeerId, Peer] = {}
         self._memories = PeerMemories(
-            host=host_id() if shared is not None else "",
+            host=shared.host if shared is not None else "",
             address_of=lambda peer: self._peers[peer].ucx_address,
         )
         self._stagings: list[Staging] = []
@@ -320,6 +321,8 @@ class TransferDriver:
             **self._target.counts(),
             "messages_in_flight": self._transport.in_flight(),
             "staging_buffers_lent": sum(s.lent_count for s in self._stagings),
+            "shared_slots": self._shared.slot_count if self._shared is not None else 0,
+            "shared_slots_lent": self._shared.lent_count if self._shared is not None else 0,
         }
 
     # ------------------------------------------------------------------------------ effects

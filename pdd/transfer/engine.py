@@ -14,6 +14,7 @@ idle engine costs no CPU. A bug in the transfer thread ends it and is raised by 
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -35,6 +36,8 @@ from pdd.transfer.shared import SharedSlots
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import Connection, Peer, SourceReleased, TransferEvent
 from pdd.wire.address import RankAddress, pack_address
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
@@ -331,13 +334,22 @@ class TransferEngine:
 
     def _make_shared(self) -> SharedSlots | None:
         settings = self._settings
-        if not settings.shared_memory or not settings.digest or self._pool.on_device:
+        if not settings.shared_memory or self._pool.on_device:
             return None
-        return SharedSlots(
-            slot_bytes=max(settings.chunk_bytes, self._pool.block_bytes),
-            slot_count=settings.shared_slots,
-            per_peer=settings.window_chunks,
-        )
+        try:
+            return SharedSlots(
+                slot_bytes=max(settings.chunk_bytes, self._pool.block_bytes),
+                slot_count=settings.shared_slots,
+                per_peer=settings.window_chunks,
+            )
+        except OSError as error:
+            log.warning(
+                "shared memory cannot be had here (%s): blocks go over UCX, to nodes of this host"
+                " too. A seccomp profile without memfd_create does this; where it is meant, set"
+                ' transfer.transport = "tcp"',
+                error,
+            )
+            return None
 
     def _loop(self, driver: TransferDriver, transport: Transport) -> None:
         while not self._stopping:

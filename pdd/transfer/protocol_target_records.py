@@ -5,7 +5,7 @@
     record --not in order--> ClosePeer (the source began the lane anew; we resume)
       |----not acceptable--> violation
       |----CHUNK, live-----> ReceiveChunk --final--> digest right: Land, verified
-      |                                          \\-> wrong: Again once, then the want fails
+      |                          \\-> wrong, or its slot overtaken: Again once, then the want fails
       |----CHUNK, draining-> DiscardChunk, no block in reach
       '----END-------------> the want fails with the source's reason; the lane is over
 """
@@ -91,9 +91,10 @@ def chunk_received(state: TargetState, event: ChunkReceived) -> None:
         if not lane.live:
             ends.lane_settled(state, lane)
         return
-    if state.settings.digest and event.digest != record.digest:
+    wrong = _what_is_wrong(state, event, record)
+    if wrong is not None:
         state.effects.append(Drop(nonce=event.nonce, serial=event.serial))
-        _mismatched(state, want, lane, record)
+        _ask_again(state, want, lane, record, wrong)
         return
     state.effects.append(Land(nonce=event.nonce, serial=event.serial))
     want.verified.update(range(first, first + count))
@@ -174,12 +175,21 @@ def _ended(state: TargetState, lane: Lane, reason: EndReason) -> None:
     ends.lane_settled(state, lane)
 
 
-def _mismatched(state: TargetState, want: Want, lane: Lane, record: Record) -> None:
-    """A chunk is damaged: it is asked for once more, block by block only once."""
-    state.effects.append(Count(name="digest_mismatches"))
+def _what_is_wrong(state: TargetState, event: ChunkReceived, record: Record) -> Reason | None:
+    if event.overtaken:
+        state.effects.append(Count(name="chunks_overtaken"))
+        return Reason.OVERTAKEN
+    if state.settings.digest and event.digest != record.digest:
+        state.effects.append(Count(name="digest_mismatches"))
+        return Reason.DIGEST_MISMATCH
+    return None
+
+
+def _ask_again(state: TargetState, want: Want, lane: Lane, record: Record, wrong: Reason) -> None:
+    """A chunk is damaged or overtaken: it is asked for once more, block by block only once."""
     indices = range(record.first_index, record.first_index + record.block_count)
     if any(index in want.retried for index in indices):
-        ends.fail(state, want, Reason.DIGEST_MISMATCH)
+        ends.fail(state, want, wrong)
         return
     want.retried.update(indices)
     lane.again[record.serial] = (record.first_index, record.block_count)

@@ -83,12 +83,16 @@ class RecordReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReceived:
-    """All receives of a chunk are final. ``ok`` False: some failed; ``digest`` of what arrived."""
+    """All receives of a chunk are final. ``ok`` False: some failed; ``digest`` of what arrived.
+
+    ``overtaken``: the source used the chunk's slot in shared memory anew before it was copied.
+    """
 
     nonce: int
     serial: int
     ok: bool
     digest: int
+    overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from pdd.transfer.pool import ByteArray
 from pdd.transfer.protocol_values import ChunkReceived, DiscardChunk, PostRecord, ReceiveChunk
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.share import Share
-from pdd.transfer.shared import PAGE_BYTES, PeerMemories
+from pdd.transfer.shared import PeerMemories, SlotReader
 from pdd.transfer.staging import Staging
 from pdd.transfer.transport import Transport
 from pdd.transfer.values import PeerId
@@ -99,6 +99,7 @@ class Receiver:
         self._settings = settings
         self._staging = staging
         self._memories = memories
+        self._slots = SlotReader()
         self._share_of = share_of
         self._counters = counters
         self._clock = clock
@@ -203,29 +204,34 @@ class Receiver:
     def _receive_shared(self, receiving: Receiving) -> None:
         """Copy a chunk out of the source's shared memory, now, while the blocks are ours.
 
-        The digest is taken of the copy, so it does not matter what the source does to its memory
-        meanwhile.
+        Whether the source has used the slot anew meanwhile, its header says. The digest is taken
+        of the copy, so that it stands for the blocks themselves.
         """
         record = receiving.record
+        pool = self._share_of(receiving.peer).pool
+        digest = RunningDigest() if self._settings.digest else None
+        seen = digest.update if digest is not None else None
         mapped = self._memories.of(receiving.peer)
-        start = (record.shared_page - 1) * PAGE_BYTES
-        if mapped is None or start + record.size_bytes > mapped.nbytes:
+        whole = mapped is not None and self._slots.copy(
+            mapped, record, lambda packed: pool.scatter(receiving.block_ids, packed, seen)
+        )
+        if mapped is None or whole is None:
             self._transport.abort(receiving.peer)
             self._over(record, ok=False)
-            return
-        packed = mapped[start : start + record.size_bytes]
-        pool = self._share_of(receiving.peer).pool
-        if not self._settings.digest:
-            pool.scatter(receiving.block_ids, packed)
-            self._over(record, ok=True)
-            return
-        digest = RunningDigest()
-        pool.scatter(receiving.block_ids, packed, digest.update)
-        self._over(record, ok=True, digest=digest.value())
+        elif not whole:
+            self._over(record, ok=True, overtaken=True)
+        else:
+            self._over(record, ok=True, digest=digest.value() if digest is not None else 0)
 
-    def _over(self, record: Record, *, ok: bool, digest: int = 0) -> None:
+    def _over(self, record: Record, *, ok: bool, digest: int = 0, overtaken: bool = False) -> None:
         self.later.append(
-            ChunkReceived(nonce=record.nonce, serial=record.serial, ok=ok, digest=digest)
+            ChunkReceived(
+                nonce=record.nonce,
+                serial=record.serial,
+                ok=ok,
+                digest=digest,
+                overtaken=overtaken,
+            )
         )
 
     def _digest_of_blocks(self, receiving: Receiving) -> int:

@@ -5,6 +5,7 @@ peer and round is gathered and posted, so that UCX gets its turn in between. Out
 the protocol's window (chunks) and by one answer and one END per lane (records).
 """
 
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -219,11 +220,16 @@ class Sender:
         pool = self._share_of(effect.peer).pool
         size = len(effect.block_ids) * pool.block_bytes
         packed = shared.part(slot, size)
+        header = shared.header(slot)
+        header.begin()
         digest = self._gather(pool, effect, packed)
         if self._damaged(effect):
             packed[size // 2] ^= 0xFF
-        page = shared.offset(slot) // PAGE_BYTES + 1
-        record = _record(effect, size, piece_bytes=size, digest=digest, shared_page=page)
+        record = dataclasses.replace(
+            _record(effect, size, piece_bytes=size, digest=digest),
+            shared_generation=header.end(nonce=effect.nonce, serial=effect.serial),
+            shared_page=shared.offset(slot) // PAGE_BYTES + 1,
+        )
         sending = Sending(
             peer=effect.peer,
             nonce=effect.nonce,
@@ -257,9 +263,7 @@ class Sender:
         return False
 
 
-def _record(
-    effect: SendChunk, size_bytes: int, *, piece_bytes: int, digest: int, shared_page: int = 0
-) -> Record:
+def _record(effect: SendChunk, size_bytes: int, *, piece_bytes: int, digest: int) -> Record:
     return Record(
         kind=RecordKind.CHUNK,
         nonce=effect.nonce,
@@ -271,5 +275,4 @@ def _record(
         size_bytes=size_bytes,
         piece_bytes=piece_bytes,
         digest=digest,
-        shared_page=shared_page,
     )

@@ -30,8 +30,7 @@ class TransferSettings:
         count, but damage is not seen. For GPU pools the pool's ``device_digest`` instead.
     ``shared_memory``: between ranks of one host and user with pools in host memory, the bytes go
         through shared memory (see ``shared``) and only records over UCX. Both ranks must have it
-        on, with ``digest``: a slot that is in use again after a lost connection is noticed by
-        nothing else. Else all goes over UCX.
+        on, and the kernel must allow it; else all goes over UCX.
     ``shared_slots``: chunks that this rank's shared memory holds, for all peers; what goes to a
         peer that finds none left, and has none, goes over UCX.
     ``chunk_bytes``: blocks are sent in chunks of about this size (at least one block).

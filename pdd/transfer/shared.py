@@ -3,19 +3,31 @@
 The source gathers a chunk into a slot and announces it in band, over UCX, as always; the target
 copies it from the slot into its blocks, takes the digest there, from its own memory, and answers
 over UCX that the slot is free. Two copies, one on each side's core, instead of TCP's two copies
-through the kernel and its system calls.
+through the kernel and its system calls. Before and after the copy the target looks at the slot's
+header (``slot_header``), so that a slot that has been filled anew meanwhile is noticed.
 
 The death of either side harms nobody: it is noticed on the UCX connection, and the mapping of a
 dead source's memory stays readable. There is no name in a file system that could be left behind:
 the memory is reached through ``/proc/PID/fd/FD``, which the kernel allows to the same user only.
 Its random name tells it from whatever a later process with the same PID has open there, and its
-size is sealed, so that reading it can never end in SIGBUS.
+size is sealed: nobody can shorten it under a reader.
+
+Writing or reading a page that the kernel then cannot provide (strict overcommit, no memory left)
+ends a process with SIGBUS. The source therefore has the kernel provide the whole of a slot before
+it is lent for the first time, where a failure is an error code; after one, no further slot is used
+and what finds none goes over UCX. A memory cgroup that is full kills, as it does for any memory.
 
 Both sides ask for huge pages: with small ones the copies run at two thirds of the speed.
+
+::
+
+    slot 0                                    slot 1
+    | header, one page | chunk, whole pages | header, one page | chunk, whole pages | ...
 """
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import secrets
@@ -25,9 +37,14 @@ from pathlib import Path
 import numpy as np
 
 from pdd.transfer.pool import ByteArray
+from pdd.transfer.slot_header import Fence, SlotHeader
 from pdd.transfer.values import PeerId
 from pdd.wire.address import RankAddress, unpack_address
+from pdd.wire.record import Record
 
+log = logging.getLogger(__name__)
+
+_POPULATE_WRITE = 23  # madvise: fault pages in for writing; Linux 5.14, not in mmap's constants
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 PAGE_BYTES = 4096
 """Unit of ``Record.shared_page``; slots begin at multiples of it."""
@@ -49,16 +66,29 @@ class SharedSlots:
     """
 
     def __init__(self, *, slot_bytes: int, slot_count: int, per_peer: int) -> None:
+        """Nothing is taken from the kernel yet but names and addresses.
+
+        Raises:
+            OSError: the kernel, or what stands before it (seccomp), does not allow it.
+        """
+        self.host = host_id()
         self.slot_bytes = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
-        self.size_bytes = self.slot_bytes * slot_count
+        self._stride = PAGE_BYTES + self.slot_bytes
+        self.size_bytes = self._stride * slot_count
         self._name = f"pdd-kv-{secrets.token_hex(16)}"
         self._fd = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._fd, self.size_bytes)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-        self._map = mmap.mmap(self._fd, self.size_bytes)
+        try:
+            os.ftruncate(self._fd, self.size_bytes)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self._fd, self.size_bytes)
+        except BaseException:
+            os.close(self._fd)
+            raise
         _want_huge_pages(self._map)
         self._memory: ByteArray = np.frombuffer(self._map, np.uint8)
+        self._fence = Fence()
         self._free = list(range(slot_count))
+        self._provided: set[int] = set()
         self._per_peer = per_peer
         self._lent: dict[PeerId, int] = {}
 
@@ -66,7 +96,7 @@ class SharedSlots:
         """This rank's address with the memory in it."""
         return RankAddress(
             ucx_address=ucx_address,
-            host=host_id(),
+            host=self.host,
             pid=os.getpid(),
             fd=self._fd,
             name=self._name,
@@ -76,6 +106,10 @@ class SharedSlots:
     def take(self, peer: PeerId) -> int | None:
         """Lend a slot, by number."""
         if not self._free or self._lent.get(peer, 0) >= self._per_peer:
+            return None
+        if self._free[-1] not in self._provided and not self._provide(self._free[-1]):
+            # Those that have come back lie above those that were never lent.
+            self._free.clear()
             return None
         self._lent[peer] = self._lent.get(peer, 0) + 1
         return self._free.pop()
@@ -98,14 +132,44 @@ class SharedSlots:
         """Slots in use."""
         return sum(self._lent.values())
 
+    @property
+    def slot_count(self) -> int:
+        """Slots in use and slots that may be lent."""
+        return self.lent_count + len(self._free)
+
     def part(self, slot: int, size_bytes: int) -> ByteArray:
         """The first ``size_bytes`` of a slot."""
-        start = slot * self.slot_bytes
+        start = self.offset(slot)
         return self._memory[start : start + size_bytes]
 
     def offset(self, slot: int) -> int:
-        """Where a slot begins in the shared memory."""
-        return slot * self.slot_bytes
+        """Where a slot's bytes begin in the shared memory."""
+        return slot * self._stride + PAGE_BYTES
+
+    def header(self, slot: int) -> SlotHeader:
+        """To be told before and after a slot's bytes change."""
+        start = slot * self._stride
+        return SlotHeader(self._memory[start : start + PAGE_BYTES], self._fence)
+
+    def _provide(self, slot: int) -> bool:
+        """Have the kernel provide all pages of a slot; False when it cannot."""
+        start = slot * self._stride
+        try:
+            try:
+                self._map.madvise(_POPULATE_WRITE, start, self._stride)
+            except OSError:  # an older kernel, which says EINVAL; or it has no memory
+                os.posix_fallocate(self._fd, start, self._stride)
+        except OSError as error:
+            log.warning(
+                "the kernel has no memory for another %d B of shared memory (%s): %d chunks at a"
+                " time go that way, what finds no slot goes over UCX",
+                self._stride,
+                error,
+                len(self._provided),
+            )
+            return False
+        self._provided.add(slot)
+        return True
 
     def close(self) -> None:
         """Give the memory back. Whoever has mapped it keeps it until he lets go."""
@@ -113,6 +177,36 @@ class SharedSlots:
         with contextlib.suppress(BufferError):  # a view of it is still held; freed with it
             self._map.close()
         os.close(self._fd)
+
+
+class SlotReader:
+    """The target's side: takes chunks out of another rank's mapped memory."""
+
+    def __init__(self) -> None:
+        self._fence = Fence()
+
+    def copy(
+        self, mapped: ByteArray, record: Record, copy: Callable[[ByteArray], object]
+    ) -> bool | None:
+        """Hand the announced bytes to ``copy``.
+
+        Returns True when they were the announced ones all the while, False when the source has
+        used the slot anew (then what was copied is worth nothing), and None when the record points
+        outside the memory.
+        """
+        start = (record.shared_page - 1) * PAGE_BYTES
+        if start < PAGE_BYTES or start + record.size_bytes > mapped.nbytes:
+            return None
+        header = SlotHeader(mapped[start - PAGE_BYTES : start], self._fence)
+        announced = {
+            "generation": record.shared_generation,
+            "nonce": record.nonce,
+            "serial": record.serial,
+        }
+        if not header.is_before(**announced):
+            return False
+        copy(mapped[start : start + record.size_bytes])
+        return header.is_after(**announced)
 
 
 def attach(address: RankAddress, *, host: str) -> ByteArray | None:

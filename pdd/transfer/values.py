@@ -42,6 +42,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     PEER_LOST = "peer_lost"
     DIGEST_MISMATCH = "digest_mismatch"
+    OVERTAKEN = "overtaken"  # its slot in shared memory was used anew, twice
     REFUSED = "refused"  # by the source; the refusal's own reason is counted
     OUT_OF_RANGE = "out_of_range"
     PROTOCOL_VIOLATION = "protocol_violation"

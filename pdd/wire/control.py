@@ -22,7 +22,9 @@ from typing import Any
 
 import msgpack
 
-CONTROL_VERSION = 1
+CONTROL_VERSION = 2
+"""Of these messages and of the records in band (``wire.record``). 2: records name the generation of
+a slot in shared memory."""
 MAX_KEY_CHARS = 256
 MAX_BLOCKS = 1 << 20
 _NONCE_LIMIT = 1 << 40

@@ -4,10 +4,10 @@ Only the receiver decides that a chunk is complete, from its own memory: it comp
 what lies there with the one in this record. A receive that was completed by nothing but a flush
 of zero bytes can therefore never look like a chunk.
 
-64 bytes, little endian::
+72 bytes, little endian::
 
     offset  size  field
-         0     4  magic b"PDR1"
+         0     4  magic b"PDR2"
          4     1  kind            1 ACCEPTED, 2 CHUNK, 3 END, 4 HELD
          5     1  reason          EndReason, for END only
          6     2  reserved, zero
@@ -19,9 +19,10 @@ of zero bytes can therefore never look like a chunk.
         32     8  size_bytes      all blocks of the chunk
         40     8  piece_bytes     bytes per message; the last may be shorter
         48     8  digest          xxh3-64 of the bytes in block order; 0 = not taken
-        56     4  shared_page     in units of 4,096 B, plus 1: where the chunk lies in the source's
+        56     8  shared_generation  of the slot in shared memory (see transfer.slot_header)
+        64     4  shared_page     in units of 4,096 B, plus 1: where the chunk lies in the source's
                                   shared memory; 0 = its bytes come as messages
-        60     4  crc32 of bytes 0..59
+        68     4  crc32 of bytes 0..67
 """
 
 import struct
@@ -29,12 +30,12 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
-RECORD_BYTES = 64
+RECORD_BYTES = 72
 PIECES_PER_CHUNK = 4096
 """Most messages of one chunk. Chunks take their piece numbers from ranges of this size."""
 
-_MAGIC = b"PDR1"
-_LAYOUT = struct.Struct("<4sBBHQIIIIQQQI")
+_MAGIC = b"PDR2"
+_LAYOUT = struct.Struct("<4sBBHQIIIIQQQQI")
 assert _LAYOUT.size == RECORD_BYTES - 4
 
 
@@ -73,6 +74,7 @@ class Record:
     size_bytes: int = 0
     piece_bytes: int = 0
     digest: int = 0
+    shared_generation: int = 0
     shared_page: int = 0
 
     @property
@@ -98,6 +100,7 @@ def pack_record(record: Record) -> bytes:
         record.size_bytes,
         record.piece_bytes,
         record.digest,
+        record.shared_generation,
         record.shared_page,
     )
     return head + struct.pack("<I", zlib.crc32(head))
@@ -107,8 +110,9 @@ def unpack_record(data: bytes) -> Record:
     """Read a record.
 
     Raises:
-        ValueError: wrong length, magic, checksum or kind, or a chunk without pieces. A flush of
-            zero bytes leaves the buffer as it was (zeroed) and ends here.
+        ValueError: wrong length, magic, checksum or kind, a chunk without pieces, or one in shared
+            memory without a generation. A flush of zero bytes leaves the buffer as it was (zeroed)
+            and ends here.
     """
     if len(data) != RECORD_BYTES:
         raise ValueError(f"a record has {RECORD_BYTES} bytes, not {len(data)}")
@@ -125,6 +129,7 @@ def unpack_record(data: bytes) -> Record:
         size,
         piece_bytes,
         digest,
+        generation,
         page,
     ) = _LAYOUT.unpack_from(data)
     if magic != _MAGIC:
@@ -142,8 +147,11 @@ def unpack_record(data: bytes) -> Record:
         size_bytes=size,
         piece_bytes=piece_bytes,
         digest=digest,
+        shared_generation=generation,
         shared_page=page,
     )
     if record.kind is RecordKind.CHUNK and not (count and size and piece_bytes):
         raise ValueError(f"a chunk of {count} blocks, {size} bytes in pieces of {piece_bytes}")
+    if bool(page) != bool(generation) or generation % 2:  # odd: was being written
+        raise ValueError(f"a record of generation {generation} at shared page {page}")
     return record

@@ -4,7 +4,8 @@ Two engines over real UCX. Transfers are given up at random moments, by either s
 deadline, and the target's blocks are written by somebody else the moment the terminal event is
 there. A late write would change what that somebody wrote, and is looked for in every round.
 
-Arguments: seed, rounds, ``direct``, ``staged`` or ``shared``. Prints one JSON line.
+Arguments: seed, rounds, and ``direct``, ``staged`` or ``shared``, each also without digests
+(``shared-plain``). Prints one JSON line.
 """
 
 import json
@@ -82,9 +83,12 @@ def make_pool(direct):
 class Soak:
     def __init__(self, seed, landing):
         self.random = random.Random(seed)
-        direct = landing == "direct"
+        lane, _, plain = landing.partition("-")
+        direct = lane == "direct"
         settings = TransferSettings(
-            shared_memory=landing == "shared",
+            digest=not plain,
+            shared_memory=lane == "shared",
+            shared_slots=3,  # so that one which comes back is soon in use again
             chunk_bytes=200_000,
             window_chunks=4,
             grant_repeat_s=0.05,

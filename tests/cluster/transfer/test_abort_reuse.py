@@ -16,7 +16,7 @@ ROUNDS = int(os.environ.get("PDD_ABORT_ROUNDS", "150"))
 """Raise it for a long proof: 5,000 rounds take about two minutes per landing."""
 
 
-@pytest.mark.parametrize("landing", ["staged", "direct", "shared"])
+@pytest.mark.parametrize("landing", ["staged", "direct", "shared", "shared-plain"])
 @pytest.mark.parametrize("seed", [1])
 def test_no_write_comes_late_after_random_aborts_and_immediate_reuse(landing, seed):
     script = Path(__file__).with_name("abort_reuse.py")

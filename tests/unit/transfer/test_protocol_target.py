@@ -9,6 +9,7 @@ from pdd.transfer.protocol_values import (
     ClosePeer,
     Connect,
     ControlReceived,
+    Count,
     DiscardChunk,
     Emit,
     Land,
@@ -32,14 +33,14 @@ BLOCKS = (7, 3, 9, 4)
 
 
 class Target:
-    def __init__(self, *, direct=False):
+    def __init__(self, *, direct=False, digest=True):
         self.nonces = iter(range(1, 100))
         self.now_s = 0.0
         self.protocol = TargetProtocol(
             identity=NodeIdentity(name="decode-0", uuid="t", boot_epoch=5),
             address=b"address",
             block_bytes=lambda peer: BLOCK_BYTES,
-            settings=TransferSettings(),
+            settings=TransferSettings(digest=digest),
             lands_direct=lambda peer, record, block_ids: direct,
             new_nonce=lambda: next(self.nonces),
         )
@@ -47,7 +48,7 @@ class Target:
     def give(self, event):
         return self.protocol.step(event, now_s=self.now_s)
 
-    def open(self, *, block_ids=BLOCKS, first_index=2, deadline_s=30.0):
+    def open(self, *, block_ids=BLOCKS, first_index=2, deadline_s=30.0, shared=False):
         return self.give(
             TargetOpened(
                 key="k",
@@ -55,6 +56,7 @@ class Target:
                 first_index=first_index,
                 block_ids=block_ids,
                 deadline_at_s=self.now_s + deadline_s,
+                shared=shared,
             )
         )
 
@@ -74,8 +76,10 @@ class Target:
         }
         return self.record(nonce=nonce, serial=serial, **fields)
 
-    def received(self, *, serial, nonce=1, ok=True, digest=77):
-        return self.give(ChunkReceived(nonce=nonce, serial=serial, ok=ok, digest=digest))
+    def received(self, *, serial, nonce=1, ok=True, digest=77, overtaken=False):
+        return self.give(
+            ChunkReceived(nonce=nonce, serial=serial, ok=ok, digest=digest, overtaken=overtaken)
+        )
 
     def tick(self, seconds):
         self.now_s += seconds
@@ -165,6 +169,22 @@ def test_a_wrong_digest_is_asked_for_once_and_then_given_up():
     )
 
 
+@pytest.mark.parametrize("digest", [77, 0], ids=["digests", "none"])
+def test_a_chunk_whose_slot_was_overtaken_is_asked_for_once_and_then_given_up(digest):
+    target = Target(digest=bool(digest))
+    target.open(shared=True)
+    place = {"digest": digest, "shared_generation": 2, "shared_page": 1}
+    target.chunk(serial=0, first_index=2, count=4, **place)
+    effects = target.received(serial=0, digest=digest, overtaken=True)
+    assert messages(effects) == [Again(key="k", nonce=1, serial=0)]
+    assert Count(name="chunks_overtaken") in effects
+    assert Land not in kinds(effects)
+    target.chunk(serial=1, first_index=2, count=4, **place)
+    effects = target.received(serial=1, digest=digest, overtaken=True)
+    [failed] = events(effects)
+    assert (failed.reason, failed.bad_indices) == (Reason.OVERTAKEN, (2, 3, 4, 5))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -173,7 +193,7 @@ def test_a_wrong_digest_is_asked_for_once_and_then_given_up():
         {"size_bytes": 99, "piece_bytes": 99},
         {"digest": 0},
         {"piece_bytes": 1, "count": 4, "size_bytes": 400_000},
-        {"shared_page": 1},
+        {"shared_generation": 2, "shared_page": 1},
     ],
 )
 def test_a_record_outside_the_ticket_posts_nothing_and_closes_the_connection(change):

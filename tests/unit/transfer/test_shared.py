@@ -1,6 +1,7 @@
 """Shared memory between ranks: found by its description only, and read without danger."""
 
 import dataclasses
+import errno
 import os
 import threading
 
@@ -33,6 +34,64 @@ def test_slots_begin_at_pages_and_are_lent_up_to_both_bounds(slots):
     assert slots.take("two") is None  # three over all
     slots.give("one", lent[0])
     assert slots.take("two") == lent[0]
+
+
+def held_bytes(slots):
+    return os.fstat(slots.address(b"").fd).st_blocks * 512
+
+
+def test_a_slot_has_all_its_memory_before_it_is_lent_and_others_have_none(slots):
+    assert held_bytes(slots) == 0
+    slots.take("one")
+    assert held_bytes(slots) == slots.size_bytes // 3
+    slots.take("one")
+    assert held_bytes(slots) == slots.size_bytes // 3 * 2
+
+
+class NoMemory(SharedSlots):
+    """The kernel has pages for ``count`` slots."""
+
+    def __init__(self, count, **sizes):
+        super().__init__(**sizes)
+        self._map = Populated(self._map, count)
+
+
+class Populated:
+    def __init__(self, mapped, count):
+        self._mapped, self._left = mapped, count
+
+    def madvise(self, *arguments):
+        if self._left == 0:
+            raise OSError(errno.EFAULT, "a SIGBUS would have been generated")
+        self._left -= 1
+
+    def close(self):
+        self._mapped.close()
+
+
+def no_room(fd, offset, length):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_where_the_kernel_has_no_more_memory_the_slots_that_have_some_are_lent(monkeypatch, caplog):
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    slots = NoMemory(1, slot_bytes=PAGE_BYTES, slot_count=3, per_peer=3)
+    first = slots.take("one")
+    assert slots.take("one") is None
+    assert slots.slot_count == 1
+    assert "no memory for another 8192 B" in caplog.text
+    slots.give("one", first)
+    assert slots.take("two") == first
+    assert caplog.text.count("no memory") == 1
+    slots.close()
+
+
+def test_an_older_kernel_provides_the_memory_by_its_file(monkeypatch):
+    monkeypatch.setattr("pdd.transfer.shared._POPULATE_WRITE", 10_000)  # EINVAL
+    slots = SharedSlots(slot_bytes=PAGE_BYTES, slot_count=2, per_peer=2)
+    slots.take("one")
+    assert held_bytes(slots) == slots.size_bytes // 2
+    slots.close()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +128,7 @@ def test_a_mapping_outlives_the_source():
     address = made.address(b"")
     mapped = attach(address, host=host_id())
     made.close()
-    assert mapped[0] == 7
+    assert mapped[PAGE_BYTES] == 7
     assert attach(address, host=host_id()) is None
 
 

@@ -74,11 +74,11 @@ def test_a_field_out_of_its_bounds_is_named(change, said):
         b"nonsense",
         msgpack.packb({"a": 1}),
         msgpack.packb([1]),
-        msgpack.packb([2, 4, "k", 1]),
-        msgpack.packb([1, 99, "k", 1]),
-        msgpack.packb([1, "4", "k", 1]),
-        msgpack.packb([1, 4, "k"]),
-        msgpack.packb([1, 4, "k", 1, 2]),
+        msgpack.packb([1, 4, "k", 1]),
+        msgpack.packb([2, 99, "k", 1]),
+        msgpack.packb([2, "4", "k", 1]),
+        msgpack.packb([2, 4, "k"]),
+        msgpack.packb([2, 4, "k", 1, 2]),
     ],
 )
 def test_what_is_no_message_of_this_version_is_refused(payload):

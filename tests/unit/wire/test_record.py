@@ -21,6 +21,7 @@ CHUNK = Record(
     "record",
     [
         CHUNK,
+        dataclasses.replace(CHUNK, shared_generation=(1 << 40) + 2, shared_page=12),
         Record(kind=RecordKind.ACCEPTED, nonce=1, serial=0),
         Record(kind=RecordKind.END, nonce=2, serial=9, reason=EndReason.ABORTED),
     ],
@@ -52,3 +53,10 @@ def test_a_flush_of_zero_bytes_is_no_record():
 def test_a_chunk_without_blocks_is_refused():
     with pytest.raises(ValueError, match="chunk of 0 blocks"):
         unpack_record(pack_record(dataclasses.replace(CHUNK, block_count=0)))
+
+
+@pytest.mark.parametrize(("generation", "page"), [(0, 1), (3, 1), (2, 0)])
+def test_a_chunk_in_shared_memory_names_a_page_and_a_generation_that_is_whole(generation, page):
+    record = dataclasses.replace(CHUNK, shared_generation=generation, shared_page=page)
+    with pytest.raises(ValueError, match=f"record of generation {generation} at shared page"):
+        unpack_record(pack_record(record))
