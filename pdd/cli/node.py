@@ -12,7 +12,7 @@ from pdd.cli.scheduler import pick_name, scheduler_option
 from pdd.cli.tls import client_security, tls_options
 
 if TYPE_CHECKING:
-    from pdd.daemon.supervisor_nodes import LinkRow, NodeRow
+    from pdd.daemon.supervisor_nodes import BlocksRow, LinkRow, NodeRow
 
 _COLUMNS = (
     "NAME",
@@ -97,6 +97,7 @@ def show(
         ("address", row.address),
         ("identity", f"{row.uuid}, boot {row.boot_epoch}, pid {row.pid}"),
         ("blocks", f"{row.free_block_count} of {row.block_count} free"),
+        ("", "" if row.blocks is None else _block_cells(row.blocks)),
         (
             "sequences",
             f"{row.running_sequence_count} running, {row.waiting_sequence_count} waiting",
@@ -107,6 +108,16 @@ def show(
     if row.links:
         click.echo()
         print_table(_LINK_COLUMNS, [_link_cells(link) for link in row.links])
+
+
+def _block_cells(blocks: "BlocksRow") -> str:
+    states = ("free", "cached", "active", "leased", "quarantined")
+    text = ", ".join(f"{getattr(blocks, state)} {state}" for state in states)
+    return text + "".join(
+        f", {count} {what.upper()}"
+        for what, count in (("lost", blocks.lost), ("in two states", blocks.doubled))
+        if count
+    )
 
 
 def _link_cells(link: "LinkRow") -> tuple[str, str, str, str, str]:

@@ -327,6 +327,9 @@ class FaultsSection(Section):
     crash_after_count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """At which passing of crash_at."""
 
+    leak_block_after_jobs: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """A node loses one KV block when so many of its jobs have ended. 0: never."""
+
 
 class SchedulerSection(Section):
     """Admission and membership. Scheduler only."""

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import StepMetadata
 from pdd.connector.process import die_with_parent
 from pdd.connector.scheduler_side import SchedulerSide, first_tokens_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -56,7 +57,11 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-            self._scheduler_side = SchedulerSide(block_size=block_size)
+            extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+            self._block_counter = BlockCounter(
+                leak_block_after_jobs=extra["pdd"].get("leak_block_after_jobs", 0)
+            )
+            self._scheduler_side = SchedulerSide(block_size=block_size, counter=self._block_counter)
         else:
             extra = vllm_config.kv_transfer_config.kv_connector_extra_config
             self._worker_side = WorkerSide(
@@ -137,6 +142,15 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- scheduler half ----------------------------------------------------------------------
 
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        """vLLM's pool exists."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._block_counter.bind(kv_cache_manager)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether another step is wanted though no request is left: to count the blocks."""
+        return self._block_counter.wants_step
+
     def on_new_request(self, request: "Request") -> None:
         """A request has reached vLLM's scheduler."""
         self._scheduler.on_new_request(request)
@@ -161,7 +175,8 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         """Before vLLM acts on what the workers reported."""
         self._scheduler.worker_output(
             first_tokens_of(connector_output.kv_connector_worker_meta),
-            connector_output.finished_recving or set(),
+            received=connector_output.finished_recving or set(),
+            sent=connector_output.finished_sending or set(),
         )
 
     def request_finished(

@@ -19,6 +19,7 @@ ConnectRank    down       have a connection to a rank of a peer
 DisconnectRank down       close it
 AskConnections down       answer with Connections
 Connections    up         the rank's connections as they are
+Blocks         up         the blocks as the engine's own process last counted them
 =============  =========  ==================================================================
 """
 
@@ -133,6 +134,22 @@ class Connections:
     bytes_per_s: list[float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """``core.blocks.BlockCensus``, with the first lost and doubled ids only."""
+
+    free: int
+    cached: int
+    active: int
+    leased: int
+    quarantined: int
+    total: int
+    lost_count: int
+    doubled_count: int
+    lost_ids: list[int]
+    doubled_ids: list[int]
+
+
 LinkMessage = (
     Hello
     | Progress
@@ -146,6 +163,7 @@ LinkMessage = (
     | DisconnectRank
     | AskConnections
     | Connections
+    | Blocks
 )
 _TYPES: dict[str, type[LinkMessage]] = {kind.__name__: kind for kind in get_args(LinkMessage)}
 _FIELD_TYPES = {

@@ -4,6 +4,7 @@ History of ``METADATA_VERSION`` (both halves always come from one installation, 
 can only mean that two installations were mixed; the worker half then refuses to run):
 
 1. first version.
+2. ``census``.
 """
 
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from pdd.connector.params import SourceNode
+from pdd.core.blocks import BlockCensus
 
-METADATA_VERSION = 1
+METADATA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ class StepMetadata(KVConnectorMetadata):
     opened_targets: list[TargetBlocks] = field(default_factory=list)
     cancelled_targets: list[str] = field(default_factory=list)
     progress: list[PromptProgress] = field(default_factory=list)
+    census: BlockCensus | None = None
+    """The blocks as they were when the step was scheduled; None when they were not counted."""
 
 
 @dataclass(kw_only=True)

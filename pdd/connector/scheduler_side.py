@@ -16,6 +16,7 @@ Invariants:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import (
     PromptProgress,
     SourceBlocks,
@@ -24,6 +25,7 @@ from pdd.connector.metadata import (
     WorkerMetadata,
 )
 from pdd.connector.params import JobKind, JobParams
+from pdd.core.blocks import BlockState
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -47,14 +49,16 @@ class _Job:
 class SchedulerSide:
     """One per engine. ``block_size``: tokens in one KV block of the only KV cache group."""
 
-    def __init__(self, *, block_size: int) -> None:
+    def __init__(self, *, block_size: int, counter: BlockCounter) -> None:
         self._block_size = block_size
+        self._counter = counter
         self._jobs: dict[str, _Job] = {}
         self._requests: dict[str, Request] = {}
         self._step = StepMetadata()
 
     def on_new_request(self, request: "Request") -> None:
         """A request has reached the scheduler."""
+        self._counter.began(request.request_id)
         params = JobParams.from_extra_args(request.kv_transfer_params)
         if params is not None:
             job = _Job(params=params, prompt_token_count=request.num_prompt_tokens)
@@ -90,13 +94,15 @@ class SchedulerSide:
         job.target_opened = True
         job.waits_for_blocks = True
         job.cached_token_count = cached
+        awaited = tuple(block_ids[first_index:end_index])
+        self._counter.waits_for(request.request_id, awaited)
         self._step.opened_targets.append(
             TargetBlocks(
                 key=job.params.key,
                 request_id=request.request_id,
                 source=job.params.source,
                 first_index=first_index,
-                block_ids=tuple(block_ids[first_index:end_index]),
+                block_ids=awaited,
                 deadline_s=job.params.deadline_s,
             )
         )
@@ -114,6 +120,7 @@ class SchedulerSide:
         for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             self._scheduled(req_id, computed, output.num_scheduled_tokens[req_id], output)
         step, self._step = self._step, StepMetadata()
+        step.census = self._counter.look(is_idle=output.total_num_scheduled_tokens == 0)
         return step
 
     def _scheduled(
@@ -189,13 +196,17 @@ class SchedulerSide:
             job.source_aborted = True
             self._step.aborted_sources.append(job.params.key)
 
-    def worker_output(self, first_tokens: dict[str, int], received: set[str]) -> None:
-        """Called before vLLM marks ``received`` requests as ready to be promoted.
+    def worker_output(
+        self, first_tokens: dict[str, int], *, received: set[str], sent: set[str]
+    ) -> None:
+        """Called before vLLM frees the blocks of ``sent`` requests and marks ``received`` ones as
+        ready to be promoted.
 
         The first token becomes part of the prompt, since vLLM's V1 runner takes the tokens of a
         sequence it has not seen from there (vllm/v1/worker/gpu_model_runner.py, _update_states);
         position ``len(prompt)`` is then the one token that the next step computes.
         """
+        self._counter.released(sent | received)
         for req_id in sorted(received):
             job = self._jobs.get(req_id)
             request = self._requests.get(req_id)
@@ -215,6 +226,7 @@ class SchedulerSide:
         """True: keep the blocks until the worker halves report the request as sent."""
         job = self._jobs.pop(request.request_id, None)
         self._requests.pop(request.request_id, None)
+        self._counter.ended(request.request_id, _kept_as(job))
         if job is None:
             return False
         if job.waits_for_blocks or (
@@ -226,6 +238,17 @@ class SchedulerSide:
         if not job.prompt_done:
             self._abort_source(job)
         return True
+
+
+def _kept_as(job: _Job | None) -> BlockState | None:
+    """The state of a job's blocks after its end; None when vLLM takes them back at once."""
+    if job is None:
+        return None
+    if job.waits_for_blocks:
+        return BlockState.QUARANTINED
+    if not job.source_open:
+        return None
+    return BlockState.LEASED if job.prompt_done else BlockState.QUARANTINED
 
 
 def first_tokens_of(metadata: object) -> dict[str, int]:

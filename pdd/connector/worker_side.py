@@ -26,6 +26,7 @@ from pdd.connector.fingerprint import pool_fingerprint
 from pdd.connector.link_client import LinkClient
 from pdd.connector.link_messages import (
     AskConnections,
+    Blocks,
     Connections,
     ConnectRank,
     Control,
@@ -47,6 +48,7 @@ from pdd.connector.metadata import (
     WorkerMetadata,
 )
 from pdd.connector.pool import pool_of
+from pdd.core.blocks import NAMED_COUNT_MAX, BlockCensus
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.transfer.engine import TransferEngine
 from pdd.transfer.settings import TransferFaults, TransferSettings
@@ -208,6 +210,8 @@ class WorkerSide:
                         cached_token_count=progress.cached_token_count,
                     )
                 )
+        if self._rank == 0 and step.census is not None:
+            self._send(_blocks_of(step.census))
         for opened in step.opened_targets:
             self._open_target(opened)
         for key in step.cancelled_targets:
@@ -465,6 +469,13 @@ def _peer_of(message: Control | ConnectRank | DisconnectRank) -> Peer:
         control_address=message.peer_address,
         ucx_address=message.peer_ucx_address,
     )
+
+
+def _blocks_of(census: BlockCensus) -> Blocks:
+    told = {**asdict(census)}
+    for name in ("lost_ids", "doubled_ids"):
+        told[name] = told[name][:NAMED_COUNT_MAX]
+    return Blocks(**told)
 
 
 def _connections_of(connections: tuple[Connection, ...]) -> Connections:

@@ -24,6 +24,7 @@ from pdd.core.errors import ConfigError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
+from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.core_claims import CoreClaims
 from pdd.daemon.descendants import end_descendants
 from pdd.daemon.grpc_extras import add_health_and_reflection
@@ -188,7 +189,9 @@ class _NodeDaemon:
             clock=self._clock,
         )
         claims = self._core_claims()
+        blocks = BlockWatch(engine.census)
         health = NodeHealth(
+            lambda: blocks.degraded_reason,
             lambda: "" if claims is None else claims.degraded_reason,
             lambda: node_peers.degraded_reason,
         )
@@ -202,6 +205,7 @@ class _NodeDaemon:
             jobs=jobs,
             peers=node_peers,
             health=health,
+            blocks=blocks,
             refused_caller_count=lambda: relay.refused_caller_count,
         )
         links = [
@@ -209,7 +213,7 @@ class _NodeDaemon:
             for scheduler in self._config.node.schedulers
         ]
         tasks = [asyncio.create_task(link.run()) for link in links]
-        looks = [node_peers.look, health.look]
+        looks = [node_peers.look, blocks.look, health.look]
         if claims is not None:
             looks.insert(0, claims.look)
         tasks.append(asyncio.create_task(self._report_status(service, looks, links)))

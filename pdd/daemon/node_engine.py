@@ -129,6 +129,7 @@ def synthetic_settings(config: Config) -> "SyntheticSettings":
             step_delay_s=config.faults.step_delay_s,
             crash_at=config.faults.crash_at,
             crash_after_count=config.faults.crash_after_count,
+            leak_block_after_jobs=config.faults.leak_block_after_jobs,
         ),
         step_s=synthetic.step_s,
         step_log=config.node.state_dir / STEP_LOG_NAME if synthetic.log_steps else None,
@@ -176,4 +177,5 @@ def vllm_settings(config: Config, rpc_dir: Path) -> "VllmSettings":
         transfer=transfer_settings(config),
         transport=transfer.transport.value,
         devices=ucx_devices(config),
+        leak_block_after_jobs=config.faults.leak_block_after_jobs,
     )

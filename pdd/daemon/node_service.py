@@ -9,7 +9,9 @@ from pdd.connector.params import JobKind, SourceNode
 from pdd.control.convert import frame_to_message, identity_to_proto, sampling_from_submit
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import PROTOCOL_VERSION
+from pdd.core.blocks import BlockCensus
 from pdd.core.identity import NodeIdentity, RequestId, Role
+from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
 from pdd.daemon.node_peers import NodePeers
@@ -17,6 +19,10 @@ from pdd.engine.port import Engine, EngineInfo, EngineStats, Job, JobFacts
 from pdd.rpc.v1 import cluster_pb2
 
 log = structlog.get_logger(__name__)
+
+
+_News = tuple[EngineStats, str, BlockCensus | None]
+"""What a scheduler is told of at once."""
 
 
 class NodeService:
@@ -34,6 +40,7 @@ class NodeService:
         jobs: NodeJobs,
         peers: NodePeers,
         health: NodeHealth,
+        blocks: BlockWatch,
         refused_caller_count: Callable[[], int] = lambda: 0,
     ) -> None:
         self._identity = identity
@@ -45,9 +52,10 @@ class NodeService:
         self._jobs = jobs
         self._peers = peers
         self._health = health
+        self._blocks = blocks
         self._refused_caller_count = refused_caller_count
         self._reports: dict[SchedulerLink, JobReports] = {}
-        self._told: dict[SchedulerLink, tuple[EngineStats, str]] = {}
+        self._told: dict[SchedulerLink, _News] = {}
 
     def hello(self) -> cluster_pb2.Hello:
         """Everything a scheduler and a peer must know about this node."""
@@ -116,13 +124,13 @@ class NodeService:
 
     def send_status_if_changed(self, link: SchedulerLink) -> None:
         """Tell that scheduler what it does not know yet."""
-        if self._told.get(link) != (self._engine.stats(), self._health.degraded_reason):
+        self._blocks.look()
+        if self._told.get(link) != self._news():
             self.send_status(link)
 
     def send_status(self, link: SchedulerLink) -> None:
         """The engine's latest counts."""
-        stats, degraded_reason = self._engine.stats(), self._health.degraded_reason
-        self._told[link] = (stats, degraded_reason)
+        self._told[link] = stats, degraded_reason, _ = self._news()
         link.send(
             cluster_pb2.NodeMessage(
                 status=cluster_pb2.NodeStatus(
@@ -136,8 +144,28 @@ class NodeService:
                         "callers_refused": self._refused_caller_count(),
                     },
                     links=self._peers.links(),
+                    blocks=self._block_states(),
                 )
             )
+        )
+
+    def _news(self) -> "_News":
+        return self._engine.stats(), self._health.degraded_reason, self._blocks.census
+
+    def _block_states(self) -> cluster_pb2.BlockStates | None:
+        census = self._blocks.census
+        if census is None:
+            return None
+        return cluster_pb2.BlockStates(
+            free_count=census.free,
+            cached_count=census.cached,
+            active_count=census.active,
+            leased_count=census.leased,
+            quarantined_count=census.quarantined,
+            total_count=census.total,
+            lost_count=census.lost_count,
+            doubled_count=census.doubled_count,
+            check_count=self._blocks.check_count,
         )
 
     def _submit(self, link: SchedulerLink, submit: cluster_pb2.Submit) -> None:

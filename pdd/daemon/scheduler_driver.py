@@ -84,6 +84,7 @@ class SchedulerDriver:
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
+        self._blocks: dict[NodeName, cluster_pb2.BlockStates] = {}
         self._streams: dict[RequestId, RequestStream] = {}
         self._events: deque[Event] = deque()
         self._stepping = False
@@ -144,6 +145,8 @@ class SchedulerDriver:
             former.close(reason)
             del self._sessions[name]
             self._step(NodeLost(identity=former.identity, reason=reason))
+        self._links.pop(name, None)
+        self._blocks.pop(name, None)
         log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         self._sessions[name] = session
         self._hellos[name] = hello
@@ -177,6 +180,8 @@ class SchedulerDriver:
                 self._links[session.identity.name] = [
                     link for link in status.links if link.peer in self._core.nodes
                 ]
+                if status.HasField("blocks"):
+                    self._blocks[session.identity.name] = status.blocks
                 self._step(
                     NodeReported(
                         node=session.identity.name,
@@ -216,7 +221,6 @@ class SchedulerDriver:
         if self._sessions.get(name) is not session:
             return  # another stream, perhaps of the same life, has taken over, or it was cut
         del self._sessions[name]
-        self._links.pop(name, None)
         log.warning("node_lost", node=name, reason=reason)
         self._step(NodeLost(identity=session.identity, reason=reason))
 
@@ -238,7 +242,8 @@ class SchedulerDriver:
                     waiting_sequence_count=node.waiting_sequence_count,
                     pid=hello.pid,
                     model=hello.model,
-                    links=self._links.get(name, ()),
+                    links=self._links.get(name, ()) if name in self._sessions else (),
+                    blocks=self._blocks.get(name) if name in self._sessions else None,
                 )
             )
         return infos
@@ -333,6 +338,7 @@ class SchedulerDriver:
                 del self._hellos[effect.node]
                 self._transfer_counters.pop(effect.node, None)
                 self._links.pop(effect.node, None)
+                self._blocks.pop(effect.node, None)
             case IntroducePeers():
                 session = self._sessions.get(effect.node)
                 if session is not None:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdd.daemon.block_metrics import block_metrics
 from pdd.daemon.link_metrics import link_metrics
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.transfer_metrics import transfer_metrics
@@ -46,6 +47,7 @@ class ClusterMetrics(Collector):
         queued.add_metric([], self._driver.queued_request_count)
         yield from (up, degraded, blocks, sequences, queued)
         yield from decision_metrics(self._driver.decision_counts)
+        yield from block_metrics(nodes)
         yield from link_metrics(nodes)
         yield from transfer_metrics(self._driver.transfer_counters())
 

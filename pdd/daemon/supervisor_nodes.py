@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pdd.core.errors import NodeUnavailable
 
 if TYPE_CHECKING:
+    from pdd.rpc.v1 import cluster_pb2
     from pdd.tls.security import Security
 
 
@@ -19,6 +20,21 @@ class LinkRow:
     received_bytes: int
     bytes_per_s: float
     refused_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksRow:
+    """A node's KV blocks by state; ``BlockStates`` of cluster.proto."""
+
+    free: int
+    cached: int
+    active: int
+    leased: int
+    quarantined: int
+    total: int
+    lost: int
+    doubled: int
+    checks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +55,7 @@ class NodeRow:
     running_sequence_count: int
     waiting_sequence_count: int
     links: list[LinkRow] = field(default_factory=list)
+    blocks: BlocksRow | None = None
 
 
 def list_nodes(
@@ -94,6 +111,21 @@ def list_nodes(
                 )
                 for link in node.links
             ],
+            blocks=_blocks(node.blocks) if node.HasField("blocks") else None,
         )
         for node in response.nodes
     ]
+
+
+def _blocks(states: "cluster_pb2.BlockStates") -> BlocksRow:
+    return BlocksRow(
+        free=states.free_count,
+        cached=states.cached_count,
+        active=states.active_count,
+        leased=states.leased_count,
+        quarantined=states.quarantined_count,
+        total=states.total_count,
+        lost=states.lost_count,
+        doubled=states.doubled_count,
+        checks=states.check_count,
+    )

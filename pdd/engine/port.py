@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdd.connector.params import JobKind, SourceNode
+from pdd.core.blocks import BlockCensus
 from pdd.core.frames import FinishReason, TokenLogprobs
 from pdd.core.identity import NodeIdentity
 from pdd.core.sampling import Sampling
@@ -125,6 +126,11 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """The latest counts."""
+        ...
+
+    def census(self) -> BlockCensus | None:
+        """The latest count of all blocks, a new object each: made at least once a second while the
+        engine steps, and after its last step. None before the first. To be called often."""
         ...
 
     def counters(self) -> dict[str, float]:

@@ -12,12 +12,14 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from pdd.connector.link_messages import (
     AskConnections,
+    Blocks,
     Connections,
     ConnectRank,
     Control,
@@ -31,6 +33,7 @@ from pdd.connector.link_messages import (
     Ready,
 )
 from pdd.connector.worker_side import WorkerSettings
+from pdd.core.blocks import BlockCensus
 from pdd.core.errors import InvalidRequest
 from pdd.core.frames import FinishReason, TokenLogprobs
 from pdd.core.identity import NodeIdentity, NodeName
@@ -87,6 +90,7 @@ class VllmEngine:
         self._stats = EngineStats(
             free_block_count=0, running_sequence_count=0, waiting_sequence_count=0
         )
+        self._census: BlockCensus | None = None
         self._counters: dict[str, float] = {}
         self._connections: dict[int, tuple[RankConnection, ...]] = {}
         self._send_control: Callable[[PeerControl], None] | None = None
@@ -201,6 +205,10 @@ class VllmEngine:
     def stats(self) -> EngineStats:
         """See ``Engine.stats``."""
         return self._stats
+
+    def census(self) -> BlockCensus | None:
+        """See ``Engine.census``."""
+        return self._census
 
     def counters(self) -> dict[str, float]:
         """See ``Engine.counters``."""
@@ -332,6 +340,8 @@ class VllmEngine:
                 )
             case Counters():
                 self._counters = message.values
+            case Blocks():
+                self._census = BlockCensus(**asdict(message))
             case Connections():
                 self._connections[rank] = _rank_connections(rank, message)
             case _:

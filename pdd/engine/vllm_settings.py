@@ -37,6 +37,7 @@ class VllmSettings:
     transfer: TransferSettings
     transport: str = "auto"
     devices: str | None = None
+    leak_block_after_jobs: int = 0
 
     def environment(self) -> dict[str, str]:
         """What must be set before vLLM's processes start; they inherit it."""
@@ -81,6 +82,11 @@ def engine_args(settings: VllmSettings, worker: WorkerSettings) -> dict[str, Any
         "kv_connector_module_path": "pdd.connector.facade",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"pdd": worker.to_extra_config()},
+        "kv_connector_extra_config": {
+            "pdd": {
+                **worker.to_extra_config(),
+                "leak_block_after_jobs": settings.leak_block_after_jobs,
+            }
+        },
     }
     return args

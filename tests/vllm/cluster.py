@@ -66,7 +66,8 @@ class Cluster:
     def node_gauges(self) -> dict[str, float]:
         """The nodes' gauges of ``/metrics`` by their text, labels included."""
         text = httpx.get(f"{self.http}/metrics", timeout=10.0).text
-        lines = [line for line in text.splitlines() if line.startswith("pdd_node_")]
+        names = ("pdd_node_", "pdd_kv_block")
+        lines = [line for line in text.splitlines() if line.startswith(names)]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
     def wait_until_busy(self, *, within_s: float) -> None:
@@ -82,16 +83,23 @@ class Cluster:
         while True:
             gauges = self.node_gauges()
             if is_idle(gauges):
+                assert any(key.startswith("pdd_kv_block_states") for key in gauges), gauges
                 return gauges
             assert time.monotonic() < deadline_s, f"blocks are still held: {gauges}"
             time.sleep(0.02)
 
 
 def is_idle(gauges: dict[str, float]) -> bool:
-    """All usable blocks free (vLLM keeps one as its null block), no sequence anywhere."""
+    """All usable blocks free (vLLM keeps one as its null block) by every count, none lost, and no
+    sequence anywhere."""
     assert any('state="free"' in key for key in gauges), f"no node tells its blocks: {gauges}"
     for key, value in gauges.items():
         if key.startswith("pdd_node_sequences") and value != 0:
+            return False
+        if key.startswith("pdd_kv_blocks_unaccounted") and value != 0:
+            return False
+        held = ('state="active"', 'state="leased"', 'state="quarantined"')
+        if key.startswith("pdd_kv_block_states") and any(s in key for s in held) and value != 0:
             return False
         if key.startswith("pdd_node_kv_blocks") and 'state="free"' in key:
             total = gauges[key.replace('state="free"', 'state="total"')]

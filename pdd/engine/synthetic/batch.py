@@ -304,8 +304,8 @@ class Batch:
         if parted is not None:
             self.ledger.release(reversed(parted.blocks), parted.hold)
 
-    def check(self) -> None:
-        """Assert that every block is somewhere, once, and held by those who say so."""
+    def holders(self) -> dict[Hold, list[list[int]]]:
+        """The blocks of everybody who holds some, by the kind of hold."""
         active = [one.blocks for one in (*self._running, *self._loaded)]
         leased = []
         for one in self._loading.values():
@@ -314,7 +314,11 @@ class Batch:
         quarantined: list[list[int]] = []
         for parted in self._parted.values():
             (leased if parted.hold is Hold.LEASED else quarantined).append(parted.blocks)
-        self.ledger.check({Hold.ACTIVE: active, Hold.LEASED: leased, Hold.QUARANTINED: quarantined})
+        return {Hold.ACTIVE: active, Hold.LEASED: leased, Hold.QUARANTINED: quarantined}
+
+    def check(self) -> None:
+        """Assert that every block is somewhere, once, and held by those who say so."""
+        self.ledger.check(self.holders())
         for one in self._waiting:
             assert not one.blocks, f"{one.key} waits and holds blocks"
         for one in (*self._running, *self._loaded):

@@ -23,6 +23,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from pdd.config.sections import CrashPoint
+from pdd.core.blocks import BlockCensus
 from pdd.core.errors import ConfigError, KVTransferError
 from pdd.core.frames import TokenLogprobs
 from pdd.core.identity import NodeIdentity
@@ -40,7 +41,7 @@ from pdd.engine.port import (
 from pdd.engine.synthetic.batch import Batch, Chunk, StepPlan, sends_blocks
 from pdd.engine.synthetic.choice import Choice, Vocabulary, choose, ranked
 from pdd.engine.synthetic.kv_rows import KvRows, planes_of
-from pdd.engine.synthetic.ledger import BlockLedger
+from pdd.engine.synthetic.ledger import BlockLedger, Hold
 from pdd.engine.synthetic.pace import Pace
 from pdd.engine.synthetic.rules import check_job, finish_of
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
@@ -53,6 +54,8 @@ from pdd.transfer.join import transfer_fingerprint
 from pdd.transfer.pairing import RankConnection, RankLink
 
 log = structlog.get_logger(__name__)
+
+_CENSUS_INTERVAL_S = 1.0
 
 
 class SyntheticEngine:
@@ -110,6 +113,8 @@ class SyntheticEngine:
         self._counts: Counter[str] = Counter()
         self._crash_passes = 0
         self._arrivals = 0
+        self._ended_job_count = 0
+        self._counted: tuple[float, EngineStats | None, BlockCensus | None] = (0.0, None, None)
         self._pace = Pace(settings.step_s) if settings.step_s > 0 else None
         self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
         self._sampled: list[str] = []
@@ -221,6 +226,9 @@ class SyntheticEngine:
         """See ``Engine.forget``."""
         self._facts.pop(key, None)
         self.transfers.forget(key)
+        self._ended_job_count += 1
+        if self._ended_job_count == self._settings.faults.leak_block_after_jobs:
+            self.batch.ledger.take(1, Hold.ACTIVE)  # and nobody knows that he has it
 
     def stats(self) -> EngineStats:
         """See ``Engine.stats``. Free are all blocks that nobody holds, cached ones included."""
@@ -230,19 +238,23 @@ class SyntheticEngine:
             waiting_sequence_count=self.batch.waiting_count,
         )
 
+    def census(self) -> BlockCensus:
+        """See ``Engine.census``. Counts here and now, if it is time or nobody runs any more."""
+        now_s, stats = self._clock(), self.stats()
+        counted_s, counted_stats, census = self._counted
+        has_stopped = stats != counted_stats and not stats.running_sequence_count
+        if census is None or now_s - counted_s >= _CENSUS_INTERVAL_S or has_stopped:
+            census = self.batch.ledger.census(self.batch.holders())
+            self._counted = now_s, stats, census
+        return census
+
     def counters(self) -> dict[str, float]:
-        """See ``Engine.counters``; beside the transfers' own, this engine's blocks and steps."""
-        counts = self.batch.ledger.counts()
+        """See ``Engine.counters``; beside the transfers' own, this engine's steps."""
         return {
             **{name: float(value) for name, value in self.transfers.stats().items()},
             **{name: float(value) for name, value in self._counts.items()},
             "preemptions": float(self.batch.preempted_count),
             "evicted_blocks": float(self.batch.ledger.evicted_count),
-            "blocks_free": float(counts.free),
-            "blocks_cached": float(counts.cached),
-            "blocks_active": float(counts.active),
-            "blocks_leased": float(counts.leased),
-            "blocks_quarantined": float(counts.quarantined),
         }
 
     def check(self) -> None:

@@ -12,7 +12,7 @@
 
 A block may be held several times (a prefix that is shared, or read by a transfer): its state is
 then the first of ACTIVE, LEASED, QUARANTINED that holds it. Every state has a counter of its own
-that is kept with each change; ``check`` counts afresh and compares.
+that is kept with each change; ``census`` counts afresh, ``check`` compares.
 
 Block 0 is never handed out (vLLM keeps one too, and the scheduler counts on that): whoever names
 it by mistake is found.
@@ -20,8 +20,10 @@ it by mistake is found.
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
+from itertools import chain
+
+from pdd.core.blocks import BlockCensus, BlockState, take_census
 
 
 class Hold(IntEnum):
@@ -32,37 +34,11 @@ class Hold(IntEnum):
     QUARANTINED = 2
 
 
-class BlockState(StrEnum):
-    """Where a block is; exactly one at a time."""
-
-    FREE = "free"
-    CACHED = "cached"
-    ACTIVE = "active"
-    LEASED = "leased"
-    QUARANTINED = "quarantined"
-
-
 _STATE_OF_HOLD = {
     Hold.ACTIVE: BlockState.ACTIVE,
     Hold.LEASED: BlockState.LEASED,
     Hold.QUARANTINED: BlockState.QUARANTINED,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCounts:
-    """Blocks by state; their sum is the pool without block 0."""
-
-    free: int
-    cached: int
-    active: int
-    leased: int
-    quarantined: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.free + self.cached + self.active + self.leased + self.quarantined
 
 
 class BlockLedger:
@@ -91,9 +67,34 @@ class BlockLedger:
         """Blocks that nobody holds, cached ones included."""
         return len(self._free) + len(self._cached)
 
-    def counts(self) -> BlockCounts:
+    def counts(self) -> BlockCensus:
         """The counters as they are kept."""
-        return BlockCounts(**{state.value: count for state, count in self._counts.items()})
+        return BlockCensus(
+            free=self._counts[BlockState.FREE],
+            cached=self._counts[BlockState.CACHED],
+            active=self._counts[BlockState.ACTIVE],
+            leased=self._counts[BlockState.LEASED],
+            quarantined=self._counts[BlockState.QUARANTINED],
+            total=self._usable_count,
+        )
+
+    def census(self, held: Mapping[Hold, Iterable[Sequence[int]]]) -> BlockCensus:
+        """Count afresh: free and cached blocks in their lists, others with their holders.
+
+        ``held``: by hold, the blocks of every holder.
+        """
+
+        def of(hold: Hold) -> Iterable[int]:
+            return chain.from_iterable(held.get(hold, ()))
+
+        return take_census(
+            usable=range(1, self._usable_count + 1),
+            free=self._free,
+            cached=self._cached,
+            active=of(Hold.ACTIVE),
+            leased=of(Hold.LEASED),
+            quarantined=of(Hold.QUARANTINED),
+        )
 
     def take(self, count: int, hold: Hold) -> list[int] | None:
         """Hold ``count`` blocks whose content does not matter; None, and nothing done, if there
@@ -190,7 +191,7 @@ class BlockLedger:
         for state in BlockState:
             kept = self._counts[state]
             assert kept == recount[state], f"{kept} blocks {state} by counter, {recount[state]} are"
-        assert self.counts().total == self._usable_count
+        assert sum(self._counts.values()) == self._usable_count
 
     def _state(self, block: int) -> BlockState:
         for hold, count in enumerate(self._holds[block]):

@@ -12,11 +12,13 @@ from pdd.transfer.settings import TransferSettings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticFaults:
     """``crash_after_count``: the crash happens at that passing of the point, in the node's first
-    life only, so that it serves when it has been started again."""
+    life only, so that it serves when it has been started again. ``leak_block_after_jobs``: one
+    block is lost when so many jobs have ended; 0 for never."""
 
     step_delay_s: float = 0.0
     crash_at: CrashPoint = CrashPoint.NEVER
     crash_after_count: int = 1
+    leak_block_after_jobs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

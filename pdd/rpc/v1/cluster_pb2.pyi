@@ -73,7 +73,7 @@ class Hello(_message.Message):
     def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links")
+    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links", "blocks")
     class TransferCountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,13 +87,37 @@ class NodeStatus(_message.Message):
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     free_block_count: int
     running_sequence_count: int
     waiting_sequence_count: int
     degraded_reason: str
     transfer_counters: _containers.ScalarMap[str, float]
     links: _containers.RepeatedCompositeFieldContainer[PeerLink]
-    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ...) -> None: ...
+    blocks: BlockStates
+    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., blocks: _Optional[_Union[BlockStates, _Mapping]] = ...) -> None: ...
+
+class BlockStates(_message.Message):
+    __slots__ = ("free_count", "cached_count", "active_count", "leased_count", "quarantined_count", "total_count", "lost_count", "doubled_count", "check_count")
+    FREE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DOUBLED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    free_count: int
+    cached_count: int
+    active_count: int
+    leased_count: int
+    quarantined_count: int
+    total_count: int
+    lost_count: int
+    doubled_count: int
+    check_count: int
+    def __init__(self, free_count: _Optional[int] = ..., cached_count: _Optional[int] = ..., active_count: _Optional[int] = ..., leased_count: _Optional[int] = ..., quarantined_count: _Optional[int] = ..., total_count: _Optional[int] = ..., lost_count: _Optional[int] = ..., doubled_count: _Optional[int] = ..., check_count: _Optional[int] = ...) -> None: ...
 
 class PeerLink(_message.Message):
     __slots__ = ("peer", "transport", "lanes", "received_bytes", "bytes_per_s", "refused_reason")
@@ -311,7 +335,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("identity", "role", "state", "state_reason", "address", "block_count", "free_block_count", "running_sequence_count", "waiting_sequence_count", "pid", "model", "links")
+    __slots__ = ("identity", "role", "state", "state_reason", "address", "block_count", "free_block_count", "running_sequence_count", "waiting_sequence_count", "pid", "model", "links", "blocks")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +348,7 @@ class NodeInfo(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     state: str
@@ -336,7 +361,8 @@ class NodeInfo(_message.Message):
     pid: int
     model: str
     links: _containers.RepeatedCompositeFieldContainer[PeerLink]
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ...) -> None: ...
+    blocks: BlockStates
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., blocks: _Optional[_Union[BlockStates, _Mapping]] = ...) -> None: ...
 
 class CordonNodeRequest(_message.Message):
     __slots__ = ("node", "message", "is_drain")

@@ -323,6 +323,110 @@ class TestLeavingADecodeJob:
         assert engine.free_block_count == free
 
 
+class TestCountingBlocks:
+    def test_a_prefill_job_s_blocks_are_active_then_leased_then_cached(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(100))
+        engine.step()
+        assert engine.census() == {"active": 4}
+        engine.step()
+        assert engine.census() == {"leased": 7}
+        engine.step()
+        engine.step(sent={"p"})
+        assert engine.census() == {"cached": 6}
+
+    def test_blocks_of_a_cancelled_prefill_job_are_quarantined_until_nothing_reads_them(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(100))
+        engine.step()
+        engine.abort("p")
+        assert engine.census() == {"quarantined": 4}
+        engine.step(sent={"p"})
+        assert engine.census() == {"cached": 4}
+
+    def test_a_decode_job_leases_what_its_cache_does_not_hold(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("a", LOCAL, prompt=prompt_of(70), max_tokens=1)
+        engine.step()
+        engine.step()
+        engine.add("d", DECODE, prompt=prompt_of(100), max_tokens=9)
+        engine.step()
+        assert engine.census() == {"active": 4, "leased": 3}
+        engine.step(received={"d": 77})
+        assert engine.census() == {"active": 7}
+
+    def test_blocks_of_a_cancelled_decode_job_are_quarantined_until_nothing_writes_to_them(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("d", DECODE, prompt=prompt_of(100))
+        engine.step()
+        engine.abort("d")
+        assert engine.census() == {"quarantined": 7}
+        engine.step(received={"d": None})
+        assert engine.census() == {}
+
+    def test_a_lost_block_is_told_when_it_has_been_lost_for_a_second(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        now_s = 100.0
+        engine.counter._clock = lambda: now_s
+        engine.counter._leak_after = 1
+        engine.add("l", LOCAL, prompt=prompt_of(20), max_tokens=1)
+        censuses = []
+        for _ in range(40):
+            if not engine.scheduler.has_requests():
+                break
+            censuses.append(engine.finish(engine.scheduler.schedule()).census)
+            now_s += 0.1
+        told = [census for census in censuses if census is not None]
+        assert [census.lost_count for census in told][-1] == 1
+        assert told[
+            -1
+        ].fault == "1 of 39 KV blocks are lost, in use by nobody and not free: " + str(
+            told[-1].lost_ids[0]
+        )
+        assert all(census.lost_count == 0 for census in told[:-1])
+        assert 100.0 + 1.0 <= now_s < 100.0 + 2.0, "steps go on until it is sure, no longer"
+
+    def test_a_block_that_comes_back_a_step_late_is_no_leak(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        now_s = 100.0
+        engine.counter._clock = lambda: now_s
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        for index in range(30):  # as vLLM's deferred_frees do, at every moment at which it counts
+            engine.add(f"l{index}", LOCAL, prompt=prompt_of(20, first=index), max_tokens=1)
+            late = pool.get_new_blocks(1)
+            now_s += 0.9
+            output = engine.scheduler.schedule()
+            pool.free_blocks(late)
+            census = engine.finish(output).census
+            assert census is None or census.fault == ""
+
+    def test_after_the_last_step_it_is_counted_once_more_and_then_left_alone(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(60))
+        engine.step()
+        engine.step()
+        engine.step(sent={"p"})
+        censuses = []
+        while engine.scheduler.has_requests():
+            censuses.append(engine.step().census)
+        assert censuses, "a step is asked for"
+        assert censuses[-1] is not None
+        assert censuses[-1].held_count == 0
+        assert len(censuses) <= 2
+
+
 class TestPreemption:
     def test_a_prefill_job_is_fenced_off_and_computed_again_without_a_transfer(
         self, make_engine: MakeEngine

@@ -22,6 +22,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import StepMetadata, WorkerMetadata
 from pdd.connector.params import JobKind, SourceNode
 from pdd.core.sampling import Sampling
@@ -148,6 +149,26 @@ class PlayedEngine:
     def free_block_count(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
+    @property
+    def counter(self) -> BlockCounter:
+        connector: Any = self.scheduler.connector
+        counter: BlockCounter = connector._block_counter
+        return counter
+
+    def census(self) -> dict[str, int]:
+        """The states that hold blocks, free ones left out."""
+        census = self.counter.count()
+        states = ("cached", "active", "leased", "quarantined", "lost_count", "doubled_count")
+        return {name: count for name in states if (count := getattr(census, name))}
+
+    def check_blocks(self) -> None:
+        """Every block is somewhere, once, and as many are unheld as vLLM's pool says."""
+        census = self.counter.count()
+        assert census.fault == ""
+        total = census.free + census.cached + census.held_count
+        assert total == census.total == len(self.scheduler.kv_cache_manager.block_pool.blocks) - 1
+        assert census.free + census.cached == self.free_block_count
+
     # --- steps -------------------------------------------------------------------------------
 
     def step(
@@ -158,7 +179,21 @@ class PlayedEngine:
         bad_blocks: set[int] | None = None,
     ) -> StepMetadata:
         """Schedule, run, report. ``received``: requests whose load is over, with first tokens."""
-        output = self.scheduler.schedule()
+        step = self.finish(
+            self.scheduler.schedule(), sent=sent, received=received, bad_blocks=bad_blocks
+        )
+        self.check_blocks()
+        return step
+
+    def finish(
+        self,
+        output: SchedulerOutput,
+        *,
+        sent: set[str] | None = None,
+        received: dict[str, int | None] | None = None,
+        bad_blocks: set[int] | None = None,
+    ) -> StepMetadata:
+        """The rest of a step that is scheduled already."""
         self.output = output
         ids = list(output.num_scheduled_tokens)
         tokens = [self._sample(request_id) for request_id in ids]

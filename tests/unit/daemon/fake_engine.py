@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, decoders, models
 
+from pdd.core.blocks import BlockCensus
 from pdd.core.frames import FinishReason
 from pdd.engine.port import EngineInfo, EngineStats, Job, JobFacts, PeerControl, StepOutput
 from pdd.transfer.pairing import RankConnection, RankLink
@@ -88,6 +89,7 @@ class FakeEngine:
         self.forgotten: list[str] = []
         self.job_facts: dict[str, JobFacts] = {}
         self.transfer_counters: dict[str, float] = {}
+        self.blocks: BlockCensus | None = None
         self.delivered: list[PeerControl] = []
         self.linked: dict[tuple[int, PeerId], RankLink] = {}
         self.lanes: tuple[str, ...] = ("tcp/lo",)
@@ -109,6 +111,9 @@ class FakeEngine:
         self.notify_ready(key, self.job_facts[key])
 
     # --- Engine ------------------------------------------------------------------------------
+
+    def census(self) -> BlockCensus | None:
+        return self.blocks
 
     async def start(self) -> EngineInfo:
         return self.info

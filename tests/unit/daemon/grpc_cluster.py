@@ -11,6 +11,7 @@ from pdd.control.cluster_server import ClusterServicer, NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
+from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers
@@ -115,6 +116,7 @@ class Node:
         )
         self.health = NodeHealth(lambda: self.peers.degraded_reason)
         self.service = NodeService(
+            blocks=BlockWatch(self.engine.census),
             identity=self.identity,
             role=Role(name.split("-")[0]),
             address=f"{name}:1",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdd.engine.synthetic.ledger import BlockCounts, BlockLedger, Hold
+from pdd.engine.synthetic.ledger import BlockLedger, Hold
 
 
 def ledger_of(usable: int) -> BlockLedger:
@@ -10,7 +10,7 @@ def ledger_of(usable: int) -> BlockLedger:
 
 
 def counts(ledger: BlockLedger) -> tuple[int, int, int, int, int]:
-    now: BlockCounts = ledger.counts()
+    now = ledger.counts()
     return (now.free, now.cached, now.active, now.leased, now.quarantined)
 
 
