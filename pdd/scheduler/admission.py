@@ -15,6 +15,7 @@ from pdd.scheduler.policy.decider import looks_back
 from pdd.scheduler.policy.place import Considered, NoRoom, Placement
 from pdd.scheduler.prefixes import caller_name
 from pdd.scheduler.requests import Request
+from pdd.scheduler.roles import ends
 from pdd.scheduler.state import State
 
 _NOTE_INTERVAL_S = 1.0
@@ -171,6 +172,8 @@ def _shape(question: Question) -> _Refused:
 def _refuse(
     state: State, request: Request, now_s: float, error: PddError, verdict: NoRoom | None = None
 ) -> list[Effect]:
+    if isinstance(error, AdmissionRejected):
+        ends.failed(state, request, now_s)
     _keep(state, request, now_s, verdict, Outcome.REFUSED, reason=str(error))
     return [Fail(request_id=request.id, error=error)]
 

@@ -21,6 +21,7 @@ from pdd.scheduler.policy.decider import looks_back
 from pdd.scheduler.policy.filters import is_large
 from pdd.scheduler.policy.place import Placement
 from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.roles import ends
 from pdd.scheduler.state import State
 
 
@@ -31,6 +32,8 @@ def start(state: State, request: Request, question: Question, placement: Placeme
     if request.first_token_s is None:  # else the client waits for decoding, not in a queue
         request.placed_s = now_s
     request.granted_tokens = question.granted_output_tokens
+    if request.blocked_s is not None:
+        request.waited_for_prefill = state.roles.waits_for_prefill
     request.blocked_s = None
     state.counts.placed += 1
     state.policy.remember(question, placement)
@@ -101,6 +104,7 @@ def first_token(state: State, event: FirstTokenSampled, now_s: float) -> list[Ef
         state, request, event.node, now_s, computed_tokens=event.finish.facts.computed_prompt_tokens
     )
     if event.finish.reason is not FinishReason.HANDOVER:
+        ends.finished(state, request, now_s, output_token_count=1)
         return complete(state, request, event.finish, event.node, now_s)
     assert request.decode is not None
     request.enter(Phase.TRANSFERRING)

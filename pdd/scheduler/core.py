@@ -11,7 +11,7 @@ and draws no random numbers. Invariants, checked by ``check``:
 from collections import OrderedDict
 from typing import assert_never
 
-from pdd.core.identity import NodeName, RequestId
+from pdd.core.identity import NodeName, RequestId, Role
 from pdd.scheduler import admission, attempts, drains, endings, growth, invariants, members
 from pdd.scheduler.cordons import Cordon
 from pdd.scheduler.decisions import Decision, DecisionLog
@@ -28,6 +28,8 @@ from pdd.scheduler.events import (
     NodeJoined,
     NodeLost,
     NodeReported,
+    NodeRoleReleased,
+    NodeRoleSet,
     NodeUncordoned,
     RequestArrived,
     RequestCancelled,
@@ -40,6 +42,9 @@ from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.place import Policy
 from pdd.scheduler.prefixes import NoDirectory, PrefixDirectory
 from pdd.scheduler.requests import Request
+from pdd.scheduler.roles import control, demand, switches
+from pdd.scheduler.roles.book import RoleBook
+from pdd.scheduler.roles.controller import Loads
 from pdd.scheduler.settings import SchedulerSettings
 from pdd.scheduler.state import Counts, State
 
@@ -73,12 +78,15 @@ class SchedulerCore:
                 count_max=settings.decision_count_max,
                 candidate_count_max=settings.decision_candidate_count_max,
             ),
+            roles=RoleBook.of(settings.roles),
         )
 
     def step(self, event: Event, *, now_s: float) -> list[Effect]:
         """Apply one event. ``now_s``: monotonic seconds from the driver's clock."""
         state = self._state
         effects = self._apply(event, now_s)
+        if state.roles.switches:
+            effects += switches.advance(state, now_s)
         if isinstance(event, RequestArrived):
             # Alone looked at, unless too many wait for all of them to have been looked at before.
             may_place = len(state.queue) > state.settings.queue.examined_count_max
@@ -98,7 +106,7 @@ class SchedulerCore:
             case NodeReported():
                 return members.node_reported(state, event, now_s)
             case NodeLost():
-                return members.node_lost(state, event)
+                return members.node_lost(state, event, now_s)
             case RequestArrived():
                 return admission.arrived(state, event, now_s)
             case RequestCancelled():
@@ -121,6 +129,10 @@ class SchedulerCore:
                 return drains.cordon(state, event, now_s)
             case NodeUncordoned():
                 return drains.uncordon(state, event)
+            case NodeRoleSet():
+                return switches.set_by_hand(state, event, now_s)
+            case NodeRoleReleased():
+                return switches.release(state, event, now_s)
             case JobFailed():
                 return attempts.job_failed(state, event, now_s)
             case Tick():
@@ -129,6 +141,7 @@ class SchedulerCore:
                     *members.forget_lost(state, now_s),
                     *endings.end_overdue(state, now_s),
                     *growth.make_room_for_short(state, now_s),
+                    *control.control(state, now_s),
                 ]
             case _:
                 assert_never(event)
@@ -161,6 +174,19 @@ class SchedulerCore:
     def cordon_of(self, node: NodeName) -> Cordon | None:
         """An operator's cordon on a node, if there is one. To be read only."""
         return self._state.cordons.get(node)
+
+    @property
+    def roles(self) -> RoleBook:
+        """Who has which duty, and why. To be read only."""
+        return self._state.roles
+
+    def role_loads(self) -> Loads:
+        """How much work each duty has, for operators and autoscalers."""
+        return demand.loads(self._state)
+
+    def role_refusal(self, node: NodeName, role: Role) -> str:
+        """Why an operator cannot give a member this role; empty where nothing speaks against it."""
+        return switches.refusal(self._state, self._state.nodes[node], role)
 
     def why(self, request_id: RequestId, *, now_s: float) -> tuple[Decision, ...]:
         """The decisions about a request of the last hour, oldest first; empty if none is known."""

@@ -10,6 +10,7 @@ from pdd.core.errors import PddError
 from pdd.core.frames import Finish
 from pdd.core.identity import NodeIdentity, NodeName, RequestId
 from pdd.core.requests import GenerateRequest, Plan
+from pdd.scheduler.roles.book import RoleNews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,4 +151,5 @@ Effect = (
     | NodeDrained
     | IntroducePeers
     | DismissPeer
+    | RoleNews
 )

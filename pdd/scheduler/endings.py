@@ -9,6 +9,7 @@ from pdd.core.requests import Path
 from pdd.scheduler.effects import Complete, Effect, Fail, StageTimes
 from pdd.scheduler.events import RequestCancelled, SequenceFinished
 from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.roles import ends
 from pdd.scheduler.state import State
 
 
@@ -61,6 +62,7 @@ def finished(state: State, event: SequenceFinished, now_s: float) -> list[Effect
     if request is None or request.phase is Phase.QUEUED or event.node != request.runs_on():
         return []
     _learn_from(state, request, event, now_s)
+    ends.finished(state, request, now_s, output_token_count=event.output_token_count)
     return complete(state, request, event.finish, event.node, now_s)
 
 
@@ -121,6 +123,7 @@ def end_overdue(state: State, now_s: float) -> list[Effect]:
     effects: list[Effect] = []
     for request in list(state.requests.values()):
         if now_s >= request.deadline_s:
+            ends.failed(state, request, now_s)
             effects += [
                 *state.cancels(request),
                 *state.end(request),

@@ -12,7 +12,8 @@ from pdd.core.requests import GenerateRequest
 class NodeJoined:
     """A node attached. A former life of the same name is gone.
 
-    ``block_size`` in tokens; ``block_bytes`` over all layers and ranks, 0 where it is not known.
+    ``role``: as its configuration names it; ``is_pinned``: and no other. ``block_size`` in tokens,
+    ``block_bytes`` over all layers and ranks, 0 where it is not known.
     """
 
     identity: NodeIdentity
@@ -23,6 +24,7 @@ class NodeJoined:
     max_model_len: int
     max_num_seqs: int
     block_bytes: int = 0
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,22 @@ class NodeUncordoned:
     node: NodeName
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRoleSet:
+    """An operator sets a node's role. Holds for its name, over restarts, until it is released."""
+
+    node: NodeName
+    role: Role
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRoleReleased:
+    """An operator leaves a node's role to the controller, or to its configuration."""
+
+    node: NodeName
+
+
 class FailureKind(StrEnum):
     """Why a node could not go on; ``NodeRequestFailed.kind`` of cluster.proto."""
 
@@ -199,6 +217,8 @@ Event = (
     | CacheCleared
     | NodeCordoned
     | NodeUncordoned
+    | NodeRoleSet
+    | NodeRoleReleased
     | JobFailed
     | Tick
 )

@@ -21,8 +21,13 @@ def check(state: State) -> None:
                 assert node.leases[request_id] == grown, f"{request_id}: lease and grant differ"
     if state.kept_for is not None:
         assert state.kept_for[0] in queued, "room is kept for one who does not wait"
+    for name, switch in state.roles.switches.items():
+        node = state.nodes[name]
+        assert (node.role, node.next_role) == (switch.source, switch.target), name
     for node in state.nodes.values():
         node.check()
+        assert (node.next_role is None) == (node.name not in state.roles.switches), node.name
+        assert not node.is_pinned or node.role is node.home_role, f"{node.name} is pinned"
         for request_id in node.leases:
             holder = state.requests.get(request_id)
             assert holder is not None, f"{node.name} leases blocks to nobody: {request_id}"

@@ -8,6 +8,7 @@ from pdd.scheduler.events import BlocksEvicted, CacheCleared, NodeJoined, NodeLo
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.peers import dismiss, introduce
 from pdd.scheduler.requests import Phase
+from pdd.scheduler.roles import switches
 from pdd.scheduler.state import State
 
 
@@ -19,10 +20,12 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
         if former.identity != event.identity:
             reason = "a newer life has joined"
             effects.append(Disconnect(identity=former.identity, reason=reason))
-        effects += _lose(state, former, "a newer life of it has joined")
+        effects += _lose(state, former, "a newer life of it has joined", now_s)
     node = state.nodes[event.identity.name] = Node(
         identity=event.identity,
-        role=event.role,
+        role=state.roles.role_at_join(event.identity.name, event.role, is_pinned=event.is_pinned),
+        home_role=event.role,
+        is_pinned=event.is_pinned,
         address=event.address,
         block_count=event.block_count,
         block_size=event.block_size,
@@ -51,15 +54,15 @@ def node_reported(state: State, event: NodeReported, now_s: float) -> list[Effec
     return []
 
 
-def node_lost(state: State, event: NodeLost) -> list[Effect]:
+def node_lost(state: State, event: NodeLost, now_s: float) -> list[Effect]:
     """A stream broke. Late news of a former life changes nothing."""
     node = state.nodes.get(event.identity.name)
     if node is None or node.identity != event.identity or node.state is NodeState.LOST:
         return []
-    return _lose(state, node, event.reason)
+    return _lose(state, node, event.reason, now_s)
 
 
-def _lose(state: State, node: Node, reason: str) -> list[Effect]:
+def _lose(state: State, node: Node, reason: str, now_s: float) -> list[Effect]:
     node.state = NodeState.LOST
     node.state_reason = reason
     # Its last report tells of work that is not the cluster's any more; nobody will correct it.
@@ -72,7 +75,7 @@ def _lose(state: State, node: Node, reason: str) -> list[Effect]:
             node.release(request_id)
             continue
         effects += try_again(state, request, f"node {node.name} was lost: {reason}")
-    return effects + dismiss(state, node)
+    return effects + dismiss(state, node) + switches.lost(state, node, now_s)
 
 
 def forget_lost(state: State, now_s: float) -> list[Effect]:
@@ -86,6 +89,7 @@ def forget_lost(state: State, now_s: float) -> list[Effect]:
             assert not node.leases, f"{node.name} is lost and holds leases"
             del state.nodes[node.name]
             state.estimates.forget(node.name)
+            state.roles.forget(node.name)
             effects.append(ForgetNode(node=node.name))
     return effects
 
@@ -98,7 +102,7 @@ def drop_silent(state: State, now_s: float) -> list[Effect]:
         if node.state is not NodeState.LOST and silent_s > state.settings.node_silence_s:
             reason = f"silent for {silent_s:.1f} s"
             effects.append(Disconnect(identity=node.identity, reason=reason))
-            effects += _lose(state, node, reason)
+            effects += _lose(state, node, reason, now_s)
     return effects
 
 

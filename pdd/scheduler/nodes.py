@@ -14,11 +14,14 @@ class Node:
     requests whose lease is large or that run longer than expected; they share a part of the node.
     ``queued_tokens``: prompt tokens to compute, per request that has no token yet.
     ``inbound_bytes``: KV bytes on their way here. ``block_bytes`` is 0 where it is not known.
+    ``role``: its present duty, ``home_role``: the one that its configuration names (``is_pinned``:
+    and no other), ``next_role``: the one that it changes to when it holds nothing any more.
     ``cache_generation`` counts how often the node said that its prefix cache is empty.
     """
 
     identity: NodeIdentity
     role: Role
+    home_role: Role
     address: str
     block_count: int
     block_size: int
@@ -26,6 +29,8 @@ class Node:
     max_num_seqs: int
     seen_s: float
     block_bytes: int = 0
+    next_role: Role | None = None
+    is_pinned: bool = False
     state: NodeState = NodeState.READY
     state_reason: str = ""
     free_block_count: int = 0
@@ -54,7 +59,12 @@ class Node:
     @property
     def takes_work(self) -> bool:
         """Whether new requests may be placed here."""
-        return self.state in (NodeState.READY, NodeState.DEGRADED)
+        return self.state in (NodeState.READY, NodeState.DEGRADED) and self.next_role is None
+
+    @property
+    def duties(self) -> tuple[Role, ...]:
+        """The present one, and the next one if it changes."""
+        return (self.role,) if self.next_role is None else (self.role, self.next_role)
 
     def blocks_for(self, token_count: int) -> int:
         """Blocks that hold ``token_count`` tokens."""

@@ -17,7 +17,7 @@ a pair of decode nodes, once sequences move between them, needs a line here and 
 
 def introduce(state: State, node: Node) -> list[Effect]:
     """A node has joined: it hears of all its peers, they hear of it."""
-    peers = _peers_of(state, node)
+    peers = peers_of(state, node)
     effects: list[Effect] = [
         IntroducePeers(node=node.name, peers=tuple(peer.identity for peer in peers), complete=True)
     ]
@@ -29,14 +29,34 @@ def introduce(state: State, node: Node) -> list[Effect]:
 
 def dismiss(state: State, node: Node) -> list[Effect]:
     """A node is lost: its peers close their connections to this life of it."""
-    return [DismissPeer(node=peer.name, peer=node.identity) for peer in _peers_of(state, node)]
+    return [DismissPeer(node=peer.name, peer=node.identity) for peer in peers_of(state, node)]
 
 
-def _peers_of(state: State, node: Node) -> list[Node]:
+def change_peers(state: State, node: Node, before: list[Node]) -> list[Effect]:
+    """A node's duties have changed: it and its new peers hear of each other, it and those that are
+    none any more part. ``before``: its peers until now."""
+    after = peers_of(state, node)
+    gained = [peer for peer in after if all(peer is not one for one in before)]
+    parted = [peer for peer in before if all(peer is not one for one in after)]
+    effects: list[Effect] = []
+    if gained:
+        peers = tuple(peer.identity for peer in gained)
+        effects.append(IntroducePeers(node=node.name, peers=peers, complete=False))
+    effects += [
+        IntroducePeers(node=peer.name, peers=(node.identity,), complete=False) for peer in gained
+    ]
+    for peer in parted:
+        effects.append(DismissPeer(node=node.name, peer=peer.identity))
+        effects.append(DismissPeer(node=peer.name, peer=node.identity))
+    return effects
+
+
+def peers_of(state: State, node: Node) -> list[Node]:
+    """With whom it exchanges blocks. A node that changes its duty has the peers of both."""
     return [
         other
         for other in state.nodes.values()
         if other.name != node.name
         and other.state is not NodeState.LOST
-        and (node.role, other.role) in EXCHANGES
+        and any((one, two) in EXCHANGES for one in node.duties for two in other.duties)
     ]

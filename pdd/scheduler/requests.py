@@ -42,6 +42,7 @@ class Request:
     ``blocked_s``: since when it could be placed but for room; None while nothing blocks it.
     ``noted_s``: when its waiting was last put on record.
     ``cached_guess``: node and prompt tokens that it was believed to hold at the last placement.
+    ``waited_for_prefill``: what kept it waiting was that prompts took long.
     ``rests_until_s``: when a node whose engine failed this request may be given it again.
     """
 
@@ -59,6 +60,7 @@ class Request:
     phase: Phase = Phase.QUEUED
     generation: int = 0
     failed_attempt_count: int = 0
+    waited_for_prefill: bool = False
     announced: bool = False
     plan: Plan | None = None
     prefill: NodeName | None = None

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pdd.scheduler.roles.settings import RoleSettings
+
 
 class PathMode(StrEnum):
     """How the path of a request is chosen where there is a choice."""
@@ -137,3 +139,4 @@ class SchedulerSettings:
     path: PathSettings = field(default_factory=PathSettings)
     estimates: EstimateSettings = field(default_factory=EstimateSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    roles: RoleSettings = field(default_factory=RoleSettings)

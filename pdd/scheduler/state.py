@@ -15,6 +15,7 @@ from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.place import Policy
 from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.roles.book import RoleBook
 from pdd.scheduler.settings import SchedulerSettings
 
 
@@ -46,6 +47,7 @@ class State:
     estimates: Estimates
     policy: Policy
     decisions: DecisionLog
+    roles: RoleBook
     counts: Counts = field(default_factory=Counts)
     kept_for: tuple[RequestId, NodeName, bool] | None = None
     rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))

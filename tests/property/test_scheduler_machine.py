@@ -21,10 +21,12 @@ from pdd.scheduler.effects import (
     Cancel,
     Complete,
     Disconnect,
+    DismissPeer,
     Effect,
     Fail,
     ForgetNode,
     GiveFirstToken,
+    IntroducePeers,
     NodeDrained,
     Submit,
 )
@@ -39,6 +41,8 @@ from pdd.scheduler.events import (
     NodeCordoned,
     NodeLost,
     NodeReported,
+    NodeRoleReleased,
+    NodeRoleSet,
     NodeUncordoned,
     RequestArrived,
     RequestCancelled,
@@ -48,6 +52,8 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.roles.book import RoleNews, SwitchStage
+from pdd.scheduler.roles.settings import RoleMode, RoleSettings
 from pdd.scheduler.settings import EstimateSettings, PathMode, PathSettings, SchedulerSettings
 from tests.builders import make_finish, make_identity, make_joined, make_request
 
@@ -56,6 +62,16 @@ ATTEMPT_COUNT_MAX = 4
 QUEUE_MAX = 5
 SILENCE_S = 10.0
 BIG = 10**6
+ROLES = RoleSettings(
+    mode=RoleMode.AUTO,
+    window_s=0.5,
+    sustain_s=0.5,
+    cooldown_s=2.0,
+    switch_deadline_s=8.0,
+    guard_window_s=2.0,
+    guard_count_min=1,
+)
+"""In a hurry, so that nodes change their duty all the time."""
 
 
 def chain_of(chain: int, block_count: int) -> bytes:
@@ -92,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 path=PathSettings(mode=self.mode),
                 estimates=EstimateSettings(output_tokens=8.0),
                 decision_count_max=20,
+                roles=ROLES,
             )
         )
         self.now_s = 0.0
@@ -101,6 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.submits: list[Submit] = []
         self.given_back: dict[RequestId, int] = {}
         self.drained: list[NodeName] = []
+        self.peers: dict[NodeName, set[NodeIdentity]] = {}
 
     # --- the world ---------------------------------------------------------------------------
 
@@ -164,6 +182,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def an_operator_gives_a_node_back(self, name: str) -> None:
         self.step(NodeUncordoned(node=NodeName(name)))
+
+    @rule(name=st.sampled_from(NAMES), role=st.sampled_from([Role.PREFILL, Role.DECODE]))
+    def an_operator_sets_a_role(self, name: str, role: Role) -> None:
+        self.step(NodeRoleSet(node=NodeName(name), role=role))
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_operator_leaves_a_role_to_the_controller(self, name: str) -> None:
+        self.step(NodeRoleReleased(node=NodeName(name)))
 
     @precondition(lambda self: self.alive)
     @rule(pick=st.integers(0, BIG), chain=st.integers(0, 2))
@@ -366,7 +392,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                     and submit.generation == generation
                     for submit in self.submits
                 ), f"{node.name} promised blocks to {request_id} without a job"
+        for name in self.alive:
+            assert self.peers.get(name, set()) == self.expected_peers(name), name
         return effects
+
+    def expected_peers(self, name: NodeName) -> set[NodeIdentity]:
+        """Those that have a duty which this node has not, or that are about to."""
+        nodes = self.core.nodes
+        own = set(nodes[name].duties)
+        return {
+            identity
+            for other, identity in self.alive.items()
+            if other != name and (len(own) == 2 or set(nodes[other].duties) - own)
+        }
 
     def note_give_back(self, request: Request) -> None:
         """At most once per request: ``interruption`` changes with each."""
@@ -414,6 +452,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                     NodeState.CORDONED,
                     NodeState.LOST,
                 )
+            case IntroducePeers():
+                known_peers = self.peers.setdefault(effect.node, set())
+                if effect.complete:
+                    known_peers.clear()
+                known_peers |= set(effect.peers)
+            case DismissPeer():
+                self.peers[effect.node].discard(effect.peer)
+            case RoleNews() if effect.stage is SwitchStage.DONE:
+                assert effect.held_count == 0, "it still has old work"
             case ForgetNode():
                 assert effect.node not in self.alive, f"{effect.node} was forgotten and lives"
             case Disconnect():
