@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pdd.cli.node_drain import cordon, drain, uncordon
+from pdd.cli.node_role import role
 from pdd.cli.options import output_option, resolve_state_dir, state_dir_option
 from pdd.cli.output import print_json, print_table
 from pdd.cli.scheduler import pick_name, scheduler_option
@@ -44,6 +45,7 @@ def list_command(
 ) -> None:
     """List the nodes that joined, by name.
 
+    ROLE is what a node does; 'decode > prefill' finishes what it has before it changes.
     TRANSPORT is what a node's blocks from its peers come over; 'pdd node show' tells more.
     """
     from dataclasses import asdict
@@ -57,7 +59,7 @@ def list_command(
         [
             (
                 row.name,
-                row.role,
+                f"{row.role} > {row.next_role}" if row.next_role else row.role,
                 f"{row.state} ({row.state_reason})" if row.state_reason else row.state,
                 row.block_count,
                 row.free_block_count,
@@ -90,7 +92,7 @@ def show(
         return
     for title, text in (
         ("name", row.name),
-        ("role", row.role),
+        ("role", _role_text(row)),
         ("state", row.state),
         ("reason", row.state_reason),
         ("model", row.model),
@@ -118,6 +120,16 @@ def _block_cells(blocks: "BlocksRow") -> str:
         for what, count in (("lost", blocks.lost), ("in two states", blocks.doubled))
         if count
     )
+
+
+def _role_text(row: "NodeRow") -> str:
+    """What it does, what it will do, and who says so where that is not its configuration."""
+    text = f"{row.role}, changing to {row.next_role}" if row.next_role else row.role
+    if row.role_reason:
+        text += f" ({row.role_decided_by}: {row.role_reason})"
+    elif row.role_decided_by not in ("", "configuration"):
+        text += f" ({row.role_decided_by})"
+    return text
 
 
 def _link_cells(link: "LinkRow") -> tuple[str, str, str, str, str]:
@@ -148,5 +160,5 @@ def _pick(name: str, rows: "list[NodeRow]") -> "NodeRow":
     return by_name[pick_name(name, list(by_name))]
 
 
-for _command in (cordon, uncordon, drain):
+for _command in (cordon, uncordon, drain, role):
     node.add_command(_command)

@@ -101,6 +101,10 @@ class NodeSection(Section):
     status_interval_s: Annotated[float, Field(ge=0.05, le=60, allow_inf_nan=False)] = 1.0
     """How often a node tells the scheduler its free blocks and running sequences."""
 
+    pin_role: bool = False
+    """Keep to role: neither pdd node role nor the role controller gives this node another duty. For
+    nodes whose engine is set up for one of them only."""
+
     drain_timeout_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 3.0
     """How long a stopping scheduler lets running requests finish. What is left then ends with an
     error event. A stopping node hands its requests back at once, for another node to go on."""
@@ -487,6 +491,76 @@ class QueueSection(Section):
     """How long the first in turn lets others pass before room is kept for it."""
 
 
+class RoleMode(StrEnum):
+    """What the role controller does."""
+
+    OFF = "off"
+    ADVISE = "advise"
+    AUTO = "auto"
+
+
+class RolesSection(Section):
+    """Nodes that change between prefill and decode as the mix of requests shifts. Scheduler only.
+    Loads, wanted numbers of nodes and late requests are measured and exported in every mode."""
+
+    mode: RoleMode = RoleMode.OFF
+    """off: roles change by hand only (pdd node role). advise: the log and pdd node role say what
+    would be switched. auto: it is switched."""
+
+    min_prefill_nodes: Annotated[int, Field(ge=0, le=8192)] = 1
+    """Prefill nodes that the controller leaves. 0: it may take them all; decode nodes compute
+    prompts then."""
+
+    min_decode_nodes: Annotated[int, Field(ge=1, le=8192)] = 1
+    """Decode nodes that the controller leaves."""
+
+    ttft_objective_s: Seconds = 1.0
+    """A request whose first token takes longer is late. Set it to what you promise: the guard goes
+    by it."""
+
+    tpot_objective_s: Seconds = 0.1
+    """A request whose further tokens take longer, on average, is late."""
+
+    prefill_load_target: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.7
+    """Part of the time that prefill nodes are to be busy; above it they are too few."""
+
+    decode_load_target: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.85
+    """Part of their blocks and sequences that decode nodes are to use, likewise."""
+
+    window_s: Seconds = 20.0
+    """Loads are smoothed over about this time."""
+
+    backlog_horizon_s: Seconds = 10.0
+    """Within so long what waits is to be done; a longer backlog counts as more load."""
+
+    gain_fraction: Fraction = 0.2
+    """The more pressed pool must be so much less pressed after a switch."""
+
+    sustain_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 10.0
+    """A switch must make sense for so long, without a break, before it begins."""
+
+    cooldown_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 60.0
+    """Pause after a switch."""
+
+    step_fraction: Fraction = 0.1
+    """Of all nodes, so many may change together; one always may."""
+
+    switch_deadline_s: Seconds = 300.0
+    """A node that still runs its old work after so long keeps its role. Also by hand."""
+
+    guard_window_s: Seconds = 60.0
+    """So long before a switch and after it, requests are compared."""
+
+    guard_loss_fraction: Fraction = 0.1
+    """A switch after which so many more are late, by the role that gave a node, is undone."""
+
+    guard_min_requests: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """Fewer requests say nothing."""
+
+    guard_rest_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 300.0
+    """So long no switch goes the way of one that was undone."""
+
+
 class LogSection(Section):
     """Log events, on stderr."""
 
@@ -519,4 +593,5 @@ class Config(Section):
         default=EstimatesSection(), alias="scheduler.estimates"
     )
     scheduler_queue: QueueSection = Field(default=QueueSection(), alias="scheduler.queue")
+    roles: RolesSection = RolesSection()
     log: LogSection = LogSection()

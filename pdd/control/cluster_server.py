@@ -15,6 +15,7 @@ import structlog
 
 from pdd.control.convert import identity_from_proto, identity_to_proto
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
+from pdd.control.role_operator import RoleOperator, RoleRefused, RoleUnknown
 from pdd.control.versions import (
     ACCEPTED_PROTOCOL_VERSIONS,
     PEERS_SINCE_VERSION,
@@ -134,6 +135,11 @@ class ClusterHandler(Protocol):
         """For what is asked by hand."""
         ...
 
+    @property
+    def role_operator(self) -> RoleOperator:
+        """For what is asked about roles."""
+        ...
+
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     """grpc.aio servicer; see cluster.proto.
@@ -235,6 +241,35 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # not reached: abort raised
         return cluster_pb2.GetDrainStateResponse(state=state)
+
+    async def SetNodeRole(
+        self, request: cluster_pb2.SetNodeRoleRequest, context: Any
+    ) -> cluster_pb2.SetNodeRoleResponse:
+        """See cluster.proto; for operators."""
+        await self._admit_operator(context)
+        operator = self._handler.role_operator
+        try:
+            is_changed = await operator.set_role(
+                request.node, request.role, message=request.message
+            )
+            role = operator.role_of(request.node)
+        except UnknownNode as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # not reached: abort raised
+        except RoleUnknown as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise  # not reached: abort raised
+        except RoleRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise  # not reached: abort raised
+        return cluster_pb2.SetNodeRoleResponse(is_changed=is_changed, role=role)
+
+    async def GetRoles(
+        self, request: cluster_pb2.GetRolesRequest, context: Any
+    ) -> cluster_pb2.GetRolesResponse:
+        """See cluster.proto; an operator's read."""
+        await self._admit_operator(context)
+        return self._handler.role_operator.roles()
 
     async def ListDecisions(
         self, request: cluster_pb2.ListDecisionsRequest, context: Any

@@ -17,6 +17,10 @@ class NotKnown(PddError):
     """The scheduler does not know what it was asked for. The message says what there is."""
 
 
+class NotPossible(PddError):
+    """The scheduler will not do that as things stand. The message says why."""
+
+
 class ClusterAdmin:
     """One scheduler's ``Cluster`` service."""
 
@@ -49,6 +53,23 @@ class ClusterAdmin:
         state: cluster_pb2.DrainState = self._call(self._stub.GetDrainState, request).state
         return state
 
+    def set_role(self, node: str, role: str, *, message: str) -> "cluster_pb2.SetNodeRoleResponse":
+        """Give a node, by its whole name, the duty prefill or decode, or "auto"."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.SetNodeRoleRequest(node=node, role=role, message=message)
+        response: cluster_pb2.SetNodeRoleResponse = self._call(self._stub.SetNodeRole, request)
+        return response
+
+    def roles(self) -> "cluster_pb2.GetRolesResponse":
+        """Which duty each node has, and what the role controller sees."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        response: cluster_pb2.GetRolesResponse = self._call(
+            self._stub.GetRoles, cluster_pb2.GetRolesRequest()
+        )
+        return response
+
     def decisions(self, request_id: str) -> "list[cluster_pb2.Decision]":
         """How a request of the last hour was placed, oldest decision first."""
         from pdd.rpc.v1 import cluster_pb2
@@ -57,7 +78,7 @@ class ClusterAdmin:
         return list(self._call(self._stub.ListDecisions, request).decisions)
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        """Raises: NotKnown; NodeUnavailable: no answer in time, or an error."""
+        """Raises: NotKnown; NotPossible; NodeUnavailable: no answer in time, or an error."""
         import grpc
 
         try:
@@ -65,6 +86,8 @@ class ClusterAdmin:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotKnown(error.details()) from error
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise NotPossible(error.details()) from error
             raise NodeUnavailable(
                 f"scheduler at {self._scheduler} did not answer within {_TIMEOUT_S:g} s: "
                 f"{error.code().name}: {error.details()}"

@@ -198,6 +198,7 @@ class _NodeDaemon:
         service = NodeService(
             identity=identity,
             role=self._config.node.role,
+            is_role_pinned=self._config.node.pin_role,
             address=address,
             model=self._config.engine.served_model_name,
             engine=engine,

@@ -33,6 +33,7 @@ class NodeService:
         *,
         identity: NodeIdentity,
         role: Role,
+        is_role_pinned: bool = False,
         address: str,
         model: str,
         engine: Engine,
@@ -45,6 +46,7 @@ class NodeService:
     ) -> None:
         self._identity = identity
         self._role = role
+        self._is_role_pinned = is_role_pinned
         self._address = address
         self._model = model
         self._engine = engine
@@ -62,6 +64,7 @@ class NodeService:
         return cluster_pb2.Hello(
             identity=identity_to_proto(self._identity),
             role=self._role.value,
+            role_is_pinned=self._is_role_pinned,
             address=self._address,
             protocol_version=PROTOCOL_VERSION,
             fingerprint=self._info.fingerprint,

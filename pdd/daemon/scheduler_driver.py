@@ -23,6 +23,7 @@ from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
+from pdd.daemon.role_desk import RoleDesk, log_news
 from pdd.daemon.transfer_metrics import known_counters
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
@@ -58,6 +59,7 @@ from pdd.scheduler.events import (
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
 from pdd.scheduler.requests import Phase
+from pdd.scheduler.roles.book import RoleNews
 from pdd.scheduler.state import Counts
 from pdd.transfer.pairing import pair_faults
 
@@ -81,6 +83,7 @@ class SchedulerDriver:
         self._sessions: dict[NodeName, NodeSession] = {}
         self._prompt_keys = PromptKeys(model=model)
         self.operator = OperatorDesk(core=core, clock=clock, step=self._step)
+        self.role_operator = RoleDesk(core=core, clock=clock, step=self._step)
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
@@ -160,6 +163,7 @@ class SchedulerDriver:
                 max_model_len=hello.max_model_len,
                 max_num_seqs=hello.max_num_seqs,
                 block_bytes=hello.block_bytes,
+                is_pinned=hello.role_is_pinned,
             )
         )
 
@@ -244,6 +248,7 @@ class SchedulerDriver:
                     model=hello.model,
                     links=self._links.get(name, ()) if name in self._sessions else (),
                     blocks=self._blocks.get(name) if name in self._sessions else None,
+                    duty=self.role_operator.duty(node),
                 )
             )
         return infos
@@ -333,6 +338,8 @@ class SchedulerDriver:
                     node=effect.identity.name,
                     duration_s=round(effect.drained_s, 1),
                 )
+            case RoleNews():
+                log_news(effect)
             case ForgetNode():
                 log.info("node_forgotten", node=effect.node)
                 del self._hellos[effect.node]

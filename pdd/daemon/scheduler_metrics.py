@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from pdd.daemon.block_metrics import block_metrics
 from pdd.daemon.link_metrics import link_metrics
+from pdd.daemon.role_metrics import role_metrics
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.transfer_metrics import transfer_metrics
 from pdd.scheduler.state import Counts
@@ -48,6 +49,7 @@ class ClusterMetrics(Collector):
         yield from (up, degraded, blocks, sequences, queued)
         yield from decision_metrics(self._driver.decision_counts)
         yield from block_metrics(nodes)
+        yield from role_metrics(self._driver.role_operator)
         yield from link_metrics(nodes)
         yield from transfer_metrics(self._driver.transfer_counters())
 

@@ -1,6 +1,7 @@
 """From the configuration to the settings of the scheduler core."""
 
-from pdd.config.sections import Config
+from pdd.config.sections import Config, RolesSection
+from pdd.scheduler.roles.settings import RoleMode, RoleSettings
 from pdd.scheduler.settings import (
     EstimateSettings,
     PathMode,
@@ -47,4 +48,28 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
             half_life_s=estimates.half_life_s,
         ),
         queue=QueueSettings(ageing_s=queue.ageing_s, patience_s=queue.patience_s),
+        roles=_role_settings(config.roles),
+    )
+
+
+def _role_settings(roles: RolesSection) -> RoleSettings:
+    return RoleSettings(
+        mode=RoleMode(roles.mode.value),
+        prefill_count_min=roles.min_prefill_nodes,
+        decode_count_min=roles.min_decode_nodes,
+        prefill_load_target=roles.prefill_load_target,
+        decode_load_target=roles.decode_load_target,
+        window_s=roles.window_s,
+        backlog_horizon_s=roles.backlog_horizon_s,
+        gain_fraction=roles.gain_fraction,
+        sustain_s=roles.sustain_s,
+        cooldown_s=roles.cooldown_s,
+        step_fraction=roles.step_fraction,
+        switch_deadline_s=roles.switch_deadline_s,
+        ttft_s=roles.ttft_objective_s,
+        tpot_s=roles.tpot_objective_s,
+        guard_window_s=roles.guard_window_s,
+        guard_loss_fraction=roles.guard_loss_fraction,
+        guard_count_min=roles.guard_min_requests,
+        guard_rest_s=roles.guard_rest_s,
     )

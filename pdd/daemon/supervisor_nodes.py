@@ -54,6 +54,10 @@ class NodeRow:
     free_block_count: int
     running_sequence_count: int
     waiting_sequence_count: int
+    configured_role: str = ""
+    next_role: str = ""
+    role_decided_by: str = ""
+    role_reason: str = ""
     links: list[LinkRow] = field(default_factory=list)
     blocks: BlocksRow | None = None
 
@@ -100,6 +104,10 @@ def list_nodes(
             free_block_count=node.free_block_count,
             running_sequence_count=node.running_sequence_count,
             waiting_sequence_count=node.waiting_sequence_count,
+            configured_role=node.duty.configured_role,
+            next_role=node.duty.next_role,
+            role_decided_by=node.duty.decided_by,
+            role_reason=node.duty.waits_for or node.duty.reason,
             links=[
                 LinkRow(
                     peer=link.peer,

@@ -34,7 +34,7 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid")
+    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Hello(_message.Message):
     UCX_WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_IS_PINNED_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     address: str
@@ -70,7 +71,8 @@ class Hello(_message.Message):
     ucx_worker_addresses: _containers.RepeatedScalarFieldContainer[bytes]
     vocab_size: int
     pid: int
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    role_is_pinned: bool
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links", "blocks")
@@ -335,7 +337,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("identity", "role", "state", "state_reason", "address", "block_count", "free_block_count", "running_sequence_count", "waiting_sequence_count", "pid", "model", "links", "blocks")
+    __slots__ = ("identity", "role", "state", "state_reason", "address", "block_count", "free_block_count", "running_sequence_count", "waiting_sequence_count", "pid", "model", "links", "blocks", "duty")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +351,7 @@ class NodeInfo(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DUTY_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     state: str
@@ -362,7 +365,104 @@ class NodeInfo(_message.Message):
     model: str
     links: _containers.RepeatedCompositeFieldContainer[PeerLink]
     blocks: BlockStates
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., blocks: _Optional[_Union[BlockStates, _Mapping]] = ...) -> None: ...
+    duty: NodeRole
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., address: _Optional[str] = ..., block_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., pid: _Optional[int] = ..., model: _Optional[str] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., blocks: _Optional[_Union[BlockStates, _Mapping]] = ..., duty: _Optional[_Union[NodeRole, _Mapping]] = ...) -> None: ...
+
+class NodeRole(_message.Message):
+    __slots__ = ("node", "role", "next_role", "configured_role", "decided_by", "reason", "is_pinned", "held_request_count", "waits_for")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_ROLE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    HELD_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    role: str
+    next_role: str
+    configured_role: str
+    decided_by: str
+    reason: str
+    is_pinned: bool
+    held_request_count: int
+    waits_for: str
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., next_role: _Optional[str] = ..., configured_role: _Optional[str] = ..., decided_by: _Optional[str] = ..., reason: _Optional[str] = ..., is_pinned: _Optional[bool] = ..., held_request_count: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
+class SetNodeRoleRequest(_message.Message):
+    __slots__ = ("node", "role", "message")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    role: str
+    message: str
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SetNodeRoleResponse(_message.Message):
+    __slots__ = ("is_changed", "role")
+    IS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    is_changed: bool
+    role: NodeRole
+    def __init__(self, is_changed: _Optional[bool] = ..., role: _Optional[_Union[NodeRole, _Mapping]] = ...) -> None: ...
+
+class GetRolesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRolesResponse(_message.Message):
+    __slots__ = ("mode", "idle_reason", "pools", "nodes", "switches")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_REASON_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    idle_reason: str
+    pools: _containers.RepeatedCompositeFieldContainer[RolePool]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeRole]
+    switches: _containers.RepeatedCompositeFieldContainer[RoleSwitch]
+    def __init__(self, mode: _Optional[str] = ..., idle_reason: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[RolePool, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRole, _Mapping]]] = ..., switches: _Optional[_Iterable[_Union[RoleSwitch, _Mapping]]] = ...) -> None: ...
+
+class RolePool(_message.Message):
+    __slots__ = ("role", "node_count", "load_nodes", "pressure", "wanted_count", "count_min")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_NODES_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_MIN_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    node_count: int
+    load_nodes: float
+    pressure: float
+    wanted_count: int
+    count_min: int
+    def __init__(self, role: _Optional[str] = ..., node_count: _Optional[int] = ..., load_nodes: _Optional[float] = ..., pressure: _Optional[float] = ..., wanted_count: _Optional[int] = ..., count_min: _Optional[int] = ...) -> None: ...
+
+class RoleSwitch(_message.Message):
+    __slots__ = ("node", "source", "target", "by", "stage", "reason", "age_s", "held_request_count", "duration_s")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    source: str
+    target: str
+    by: str
+    stage: str
+    reason: str
+    age_s: float
+    held_request_count: int
+    duration_s: float
+    def __init__(self, node: _Optional[str] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., by: _Optional[str] = ..., stage: _Optional[str] = ..., reason: _Optional[str] = ..., age_s: _Optional[float] = ..., held_request_count: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class CordonNodeRequest(_message.Message):
     __slots__ = ("node", "message", "is_drain")

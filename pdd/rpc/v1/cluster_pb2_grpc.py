@@ -60,6 +60,16 @@ class ClusterStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateResponse.FromString,
                 _registered_method=True)
+        self.SetNodeRole = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/SetNodeRole',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SetNodeRoleRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SetNodeRoleResponse.FromString,
+                _registered_method=True)
+        self.GetRoles = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/GetRoles',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetRolesRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetRolesResponse.FromString,
+                _registered_method=True)
         self.ListDecisions = channel.unary_unary(
                 '/pdd.rpc.v1.Cluster/ListDecisions',
                 request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.SerializeToString,
@@ -110,6 +120,24 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetNodeRole(self, request, context):
+        """SetNodeRole gives a node another duty, or leaves that to the role controller again. It finishes
+        what it has first. What is set holds for the node's name, over its restarts. Idempotent.
+        Errors: NOT_FOUND; INVALID_ARGUMENT (no such role); FAILED_PRECONDITION (it cannot have it: its
+        configuration pins it, or it is the last decode node; the message says which).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRoles(self, request, context):
+        """GetRoles tells which duty each node has, what the role controller sees and what was switched.
+        Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDecisions(self, request, context):
         """ListDecisions tells how a request of the last hour was placed. Idempotent. Errors: NOT_FOUND
         (nothing is remembered of it).
@@ -145,6 +173,16 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.GetDrainState,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateResponse.SerializeToString,
+            ),
+            'SetNodeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetNodeRole,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SetNodeRoleRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SetNodeRoleResponse.SerializeToString,
+            ),
+            'GetRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRoles,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetRolesRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetRolesResponse.SerializeToString,
             ),
             'ListDecisions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDecisions,
@@ -288,6 +326,60 @@ class Cluster:
             '/pdd.rpc.v1.Cluster/GetDrainState',
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetDrainStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetNodeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/SetNodeRole',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.SetNodeRoleRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.SetNodeRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/GetRoles',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetRolesRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.GetRolesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -201,6 +201,8 @@ _ASKED = {
     "ListNodes": cluster_pb2.ListNodesRequest(),
     "CordonNode": cluster_pb2.CordonNodeRequest(node="decode-0", is_drain=True),
     "GetDrainState": cluster_pb2.GetDrainStateRequest(node="decode-0"),
+    "SetNodeRole": cluster_pb2.SetNodeRoleRequest(node="decode-0", role="decode"),
+    "GetRoles": cluster_pb2.GetRolesRequest(),
     "ListDecisions": cluster_pb2.ListDecisionsRequest(request_id="r1"),
     "UncordonNode": cluster_pb2.UncordonNodeRequest(node="decode-0"),
 }
@@ -248,7 +250,7 @@ async def test_an_operators_or_schedulers_certificate_asks_and_cordons(
                     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
                     continue
                 await getattr(stub, method)(request, timeout=WAIT_S)
-                is_out = method in ("CordonNode", "GetDrainState")
+                is_out = method in ("CordonNode", "GetDrainState", "SetNodeRole", "GetRoles")
                 assert scheduler.states() == {"decode-0": "cordoned" if is_out else "ready"}, method
         assert scheduler.servicer.refused_caller_count == 0
 
