@@ -62,6 +62,8 @@ class HttpReader:
         self._parser = HttpRequestParser(self)
         self._request: HttpRequest | None = None
         self._head_size_bytes = 0
+        self._line_bytes = 0
+        self._begun_count = 0
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._body_skipped = False
@@ -88,7 +90,7 @@ class HttpReader:
 
     def _feed(self, data: bytes) -> bytes:
         """The rest, if this ended in a request to upgrade, which is answered like any other."""
-        was_in_head = self.phase in (Phase.NOTHING, Phase.HEAD)
+        heads_begun = self._begun_count + (self.phase is Phase.NOTHING)
         request = self._request
         body_bytes = 0 if request is None else len(request.body)
         chunk_count = self._chunk_count
@@ -101,9 +103,10 @@ class HttpReader:
             return data[upgrade.args[0] :]
         except HttpParserError as error:
             self._fail(400, "malformed_request", f"this is not HTTP/1.1: {error}")
-        if was_in_head and self.phase is Phase.HEAD:  # a single header that does not end
-            self._head_size_bytes += len(data)
-            self._check_head_size()
+        if self.phase is Phase.HEAD:
+            # Behind another request, where it begins is not known: it is counted from the next
+            # piece on.
+            self._count_line(data if self._begun_count == heads_begun else b"")
         if request is not None and self._request is request:  # all of it was this one's body
             self._count_beside_body(
                 len(data)
@@ -120,6 +123,8 @@ class HttpReader:
         self._url = b""
         self._headers = []
         self._head_size_bytes = 0
+        self._line_bytes = 0
+        self._begun_count += 1
         if self.phase is not Phase.END:
             self.phase = Phase.HEAD
 
@@ -128,6 +133,7 @@ class HttpReader:
             return
         self._url += url
         self._head_size_bytes += len(url)
+        self._line_bytes -= len(url)  # heard, so not to be counted again with its line
         self._check_head_size()
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
@@ -198,8 +204,17 @@ class HttpReader:
         self._resuming = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n" + _body_header(self._request) + b"\r\n\r\n")
 
-    def _check_head_size(self) -> None:
-        if self._head_size_bytes > self._max_head_bytes or len(self._headers) > MAX_HEADER_COUNT:
+    def _count_line(self, data: bytes) -> None:
+        """The parser keeps a header until it ends, and nobody else would bound that."""
+        line_begins = data.rfind(b"\n") + 1
+        if line_begins:
+            self._line_bytes = 0
+        self._line_bytes += len(data) - line_begins
+        self._check_head_size(unheard_bytes=self._line_bytes)
+
+    def _check_head_size(self, *, unheard_bytes: int = 0) -> None:
+        size_bytes = self._head_size_bytes + unheard_bytes
+        if size_bytes > self._max_head_bytes or len(self._headers) > MAX_HEADER_COUNT:
             self._fail(
                 431,
                 "headers_too_large",

@@ -65,3 +65,49 @@ def test_chunks_of_one_byte_are_a_body_like_another(head: bytes, piece_bytes: in
     owner.feed(*(raw[at : at + piece_bytes] for at in range(0, len(raw), piece_bytes)))
     assert owner.faults == []
     assert [bytes(one.body) for one in owner.requests] == [b"b" * 1000] * 2
+
+
+def a_post(body: bytes) -> bytes:
+    return b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+NEXT_HEAD = b"GET /next HTTP/1.1\r\nHost: x\r\nX: y\r\n\r\n"
+
+
+@pytest.mark.parametrize("cut", range(1, len(NEXT_HEAD)))
+def test_a_large_request_is_no_part_of_the_head_that_comes_with_its_end(cut: int) -> None:
+    owner = Owner()
+    owner.feed(a_post(b"b" * 5 * MAX_HEAD_BYTES) + NEXT_HEAD[:cut], NEXT_HEAD[cut:])
+    assert owner.faults == []
+    assert [one.path for one in owner.requests] == ["/x", "/next"]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 10, 100, 400, MAX_HEAD_BYTES])
+@pytest.mark.parametrize("target_bytes", [10, 600])
+def test_a_head_within_the_bound_is_taken_in_any_pieces(
+    target_bytes: int, piece_bytes: int
+) -> None:
+    head = b"GET /%b HTTP/1.1\r\nHost: x\r\n" % (b"t" * target_bytes)
+    value = b"y" * ((MAX_HEAD_BYTES - 100 - target_bytes) // 4)
+    head += b"".join(b"X-%d: %b\r\n" % (n, value) for n in range(4)) + b"\r\n"
+    assert 0.8 * MAX_HEAD_BYTES < len(head) < MAX_HEAD_BYTES
+    owner = Owner()
+    owner.feed(*(head[at : at + piece_bytes] for at in range(0, len(head), piece_bytes)))
+    assert (owner.faults, len(owner.requests)) == ([], 1)
+
+
+@pytest.mark.parametrize("before", [b"", a_post(b"b" * 50)], ids=["alone", "behind a request"])
+@pytest.mark.parametrize(
+    "begin", [b"GET /", b"GET / HTTP/1.1\r\nHost: x\r\nX-", b"GET / HTTP/1.1\r\nX:"]
+)
+def test_a_head_that_does_not_end_is_refused_soon_after_the_bound(
+    before: bytes, begin: bytes
+) -> None:
+    owner = Owner()
+    owner.feed(before + begin)
+    sent_bytes = 0
+    while not owner.faults:
+        assert sent_bytes <= MAX_HEAD_BYTES, "refused soon after the bound"
+        owner.feed(b"x" * 100)
+        sent_bytes += 100
+    assert [(one.status, one.code) for one in owner.faults] == [(431, "headers_too_large")]
