@@ -4,8 +4,6 @@ The engine's own rules (``kv_rows``, ``choice``) on one contiguous pool. A token
 doubled, taken from another stream, or computed from a wrong block differs from this.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -43,23 +41,17 @@ class Oracle:
             self._tokenizer, prompt_token_ids=prompt_ids, skip_special_tokens=True
         )
         texts: list[str] = []
-        computed, output = 0, list[int]()
+        computed = 0
         for _ in range(token_count):
             rows.write([0], computed, tokens[computed:])
             computed = len(tokens)
-            token_id = self._next(rows.digest([0], computed), sampling, prompt_ids, output)
+            token_id = choose(
+                rows.digest([0], computed),
+                words=self._words,
+                sampling=sampling,
+                token_ids=tokens,
+                prompt_token_count=len(prompt_ids),
+            ).token_id
             tokens.append(token_id)
-            output.append(token_id)
             texts.append(detokenizer.step(token_id))
         return texts
-
-    def _next(
-        self, digest: int, sampling: Sampling, prompt: Sequence[int], output: Sequence[int]
-    ) -> int:
-        return choose(
-            digest,
-            words=self._words,
-            sampling=sampling,
-            prompt_token_ids=prompt,
-            output_token_ids=output,
-        ).token_id

@@ -6,8 +6,10 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
+from pdd.control.convert import Said, messages_of
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
 from pdd.control.versions import CHANNEL_OPTIONS
+from pdd.core.frames import Frame
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.tls.security import PLAIN, Security
 
@@ -51,11 +53,15 @@ class SchedulerLink:
         self._handler = handler
         self._security = security
         self._unreached_reason = ""
-        self._outbox: Outbox[cluster_pb2.NodeMessage] = Outbox()
+        self._outbox: Outbox[cluster_pb2.NodeMessage | Said] = Outbox()
 
     def send(self, message: cluster_pb2.NodeMessage) -> None:
         """Queue a message for the present stream; void when the stream breaks."""
         self._outbox.put(message)
+
+    def send_frame(self, frame: Frame, generation: int) -> None:
+        """Queue a frame. Every token of this node goes through here."""
+        self._outbox.put((frame, generation))
 
     async def run(self) -> None:
         """Keep attached, with a growing pause between attempts."""
@@ -144,5 +150,5 @@ class SchedulerLink:
     async def _write(self, call: Any) -> None:
         while True:
             # One message per engine step.
-            for message in coalesce(await self._outbox.take(), kinds=("tokens", "frames")):
+            for message in coalesce(messages_of(await self._outbox.take()), kinds=("frames",)):
                 await call.write(message)

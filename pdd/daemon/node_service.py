@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from pdd.connector.params import JobKind, SourceNode
-from pdd.control.convert import frame_to_message, identity_to_proto, sampling_from_submit
+from pdd.control.convert import identity_to_proto, sampling_from_submit
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import PROTOCOL_VERSION
 from pdd.core.blocks import BlockCensus
@@ -82,9 +82,7 @@ class NodeService:
     def scheduler_attached(self, link: SchedulerLink) -> None:
         """Ready for that scheduler's work."""
         self._reports[link] = JobReports(
-            frame=lambda frame, generation: link.send(
-                frame_to_message(frame, generation=generation)
-            ),
+            frame=link.send_frame,
             failed=lambda request_id, generation, failure: _send_failed(
                 link, request_id, generation, failure
             ),

@@ -47,9 +47,9 @@ class Job:
     source: SourceNode | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepOutput:
-    """New tokens of one job from one engine step."""
+    """New tokens of one job from one engine step. Made per token, so not frozen (see ``Frame``)."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]

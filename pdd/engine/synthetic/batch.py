@@ -29,9 +29,10 @@ SHARE_TOKENS_MIN = 16
 """Least budget per prompt and step: more prompts than fit with this are not begun."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Chunk:
-    """Compute positions ``start``..``end`` - 1 of a sequence."""
+    """Compute positions ``start``..``end`` - 1 of a sequence. One per sequence and step, and
+    therefore not frozen (see ``Frame``)."""
 
     sequence: Sequence
     start: int
@@ -128,13 +129,18 @@ class Batch:
         for sequence in list(self._running):
             if budget < 1:
                 break
-            if sequence.phase is SequencePhase.RUNNING and sequence.remaining == 1:
+            # Not by its property: this is done for every sequence in every step.
+            is_decode = len(sequence.tokens) - sequence.computed == 1
+            if is_decode and sequence.phase is SequencePhase.RUNNING:
                 budget -= self._schedule(plan, sequence, 1)
         return budget
 
     def _plan_prompts(self, plan: StepPlan, budget: int) -> None:
         # One that begins now may have a single token left that its cache did not hold.
-        prompts = [one for one in self._running if one.remaining > 1 or one in plan.started]
+        started = plan.started
+        prompts = [
+            one for one in self._running if len(one.tokens) - one.computed > 1 or one in started
+        ]
         prompts.sort(key=lambda one: (one.remaining, one.order))
         for position, sequence in enumerate(prompts):
             share = budget // (len(prompts) - position)
@@ -180,6 +186,8 @@ class Batch:
         self.add(victim)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
+        if not self._waiting:
+            return
         prompt_count = sum(one.remaining > 1 for one in self._running)
         while self._waiting:
             head = self._waiting[0]
@@ -237,6 +245,8 @@ class Batch:
         if not self._prefix_caching:
             return
         full = end // self._block_size
+        if full == full_before:
+            return
         for block, block_hash in zip(
             sequence.blocks[full_before:full],
             self._hashes(sequence, full)[full_before:full],

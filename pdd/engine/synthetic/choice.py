@@ -21,6 +21,7 @@ EOS_ONE_IN = 128
 _SEED_AND_INDEX = struct.Struct("<QQ")
 _DIGEST_AND_TOKEN = struct.Struct("<QI")
 _UNREACHED_LOGIT = -12.0
+_NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +44,10 @@ def vocabulary(words: Sequence[int], *, eos_token_ids: Sequence[int], size: int)
     return Vocabulary(words=tuple(words[:count]), eos_token_ids=tuple(eos_token_ids), size=size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Choice:
     """``logprobs``: of every token within reach before parameters, as vLLM reports them; empty
-    unless they were asked for."""
+    unless they were asked for. Made per token, and therefore not frozen (see ``Frame``)."""
 
     token_id: int
     logprobs: Mapping[int, float]
@@ -89,31 +90,35 @@ def choose(
     *,
     words: Vocabulary,
     sampling: Sampling,
-    prompt_token_ids: Sequence[int],
-    output_token_ids: Sequence[int],
+    token_ids: Sequence[int],
+    prompt_token_count: int,
 ) -> Choice:
-    """The token after ``prompt_token_ids`` + ``output_token_ids``.
+    """The token after ``token_ids``.
 
     Args:
         digest: 64 bits over the sequence's blocks.
-        output_token_ids: of every engine so far; its length is the index of the new token.
+        token_ids: of the prompt, and the output of every engine so far. Not copied for the usual
+            requests: they may be long, and this is done for every token.
     """
+    output_index = len(token_ids) - prompt_token_count
+    masked = _masked(sampling, words, output_index)
+    is_plain = _plain(sampling)
+    if is_plain and sampling.greedy:
+        return Choice(token_id=_first(digest, words, masked), logprobs={})
     reach = _reach(digest, words)
-    masked = _masked(sampling, words, len(output_token_ids))
-    if _plain(sampling):
-        if sampling.greedy:
-            token_id = next((one for one in reach if one not in masked), next(iter(reach)))
-            return Choice(token_id=token_id, logprobs={})
+    if is_plain:
         logits = reach
     else:
         for token_id in (*sampling.allowed_token_ids, *(one for one, _ in sampling.logit_bias)):
             reach.setdefault(token_id, _unreached(digest, token_id))
-        logits = _adjusted(reach, sampling, prompt_token_ids, output_token_ids)
+        logits = _adjusted(
+            reach, sampling, token_ids[:prompt_token_count], token_ids[prompt_token_count:]
+        )
     open_logits = {one: logit for one, logit in logits.items() if one not in masked} or logits
     if sampling.greedy:
         token_id = min(open_logits, key=lambda one: (-open_logits[one], one))
     else:
-        token_id = _draw(open_logits, sampling, len(output_token_ids))
+        token_id = _draw(open_logits, sampling, output_index)
     wanted = sampling.logprobs is not None
     return Choice(token_id=token_id, logprobs=_log_softmax(reach) if wanted else {})
 
@@ -151,6 +156,22 @@ def _reach(digest: int, words: Vocabulary) -> dict[int, float]:
     return reach
 
 
+def _first(digest: int, words: Vocabulary, masked: frozenset[int]) -> int:
+    """The first key of ``_reach`` that is not masked, or the first one if all are."""
+    count = len(words.words)
+    at = digest % count
+    has_end = bool(words.eos_token_ids) and (digest >> 48) % EOS_ONE_IN == 0
+    first = words.eos_token_ids[0] if has_end else words.words[at]
+    if first not in masked:
+        return first
+    stride = 1 + (digest >> 16) % (count - 1)
+    for _ in range(CANDIDATE_COUNT):
+        if words.words[at] not in masked:
+            return words.words[at]
+        at = (at + stride) % count
+    return first
+
+
 def _unreached(digest: int, token_id: int) -> float:
     """The logit of any other token: small, and its own."""
     mixed = xxhash.xxh3_64_intdigest(_DIGEST_AND_TOKEN.pack(digest, token_id))
@@ -160,7 +181,7 @@ def _unreached(digest: int, token_id: int) -> float:
 def _masked(sampling: Sampling, words: Vocabulary, index: int) -> frozenset[int]:
     """Tokens that would end the output before ``min_tokens``."""
     if index >= sampling.min_tokens:
-        return frozenset()
+        return _NOTHING
     ending = set(sampling.stop_token_ids)
     if not sampling.ignore_eos:
         ending.update(words.eos_token_ids)

@@ -4,7 +4,7 @@
 
     run(job) --> Batch.add       loop: transfer events -> plan -> obey -> sleep -> compute -> tokens
        ^                                                            (modelled)         |
-       '---------------- sequence.outputs, sequence.news <-----------------------------'
+       '---------------- sequence.outputs, sequence.wake <-----------------------------'
 
 Everything but the transfer threads runs on the daemon's event loop. When there is nothing to do
 the loop waits for an event and costs nothing. A cancel may come at any ``await``: it takes its
@@ -200,8 +200,7 @@ class SyntheticEngine:
                 while not sequence.outputs:
                     if self._failed.done():
                         raise EngineFailed(f"the synthetic engine died: {self._failed.result()}")
-                    sequence.news.clear()
-                    await sequence.news.wait()
+                    await sequence.wait_news()
                 output = sequence.outputs.popleft()
                 yield output
                 if output.finish_reason is not None:
@@ -370,8 +369,7 @@ class SyntheticEngine:
         sequence = chunk.sequence
         self._rows.write(sequence.blocks, chunk.start, sequence.tokens[chunk.start : chunk.end])
         self.batch.commit(sequence, chunk.end)
-        given = sequence.given_count
-        if chunk.start < given:
+        if chunk.start < (given := sequence.given_count):
             sequence.facts.computed_prompt_tokens += min(chunk.end, given) - chunk.start
         if sends_blocks(sequence):
             self._pass(CrashPoint.PREFILL_CHUNK)
@@ -385,8 +383,8 @@ class SyntheticEngine:
             self._rows.digest(sequence.blocks, sequence.computed),
             words=self._words,
             sampling=job.sampling,
-            prompt_token_ids=job.prompt_token_ids,
-            output_token_ids=sequence.tokens[len(job.prompt_token_ids) :],
+            token_ids=sequence.tokens,
+            prompt_token_count=len(job.prompt_token_ids),
         )
         sequence.tokens.append(choice.token_id)
         self._pass(CrashPoint.FIRST_SAMPLE if sends_blocks(sequence) else CrashPoint.SAMPLE)
@@ -408,7 +406,7 @@ class SyntheticEngine:
                 stop_reason=stop_reason,
             )
         )
-        sequence.news.set()
+        sequence.wake()
 
     def _logprobs(self, choice: Choice, job: Job) -> tuple[TokenLogprobs, ...]:
         count = job.sampling.logprobs
@@ -445,7 +443,7 @@ class SyntheticEngine:
         if not self._failed.done():
             self._failed.set_result(reason)
         for sequence in list(self._sequences.values()):
-            sequence.news.set()
+            sequence.wake()
 
     def _pass(self, point: CrashPoint) -> None:
         """Die here if a test has asked for it: as if the machine had lost its power."""

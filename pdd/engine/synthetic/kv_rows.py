@@ -67,10 +67,16 @@ class KvRows:
         if self._row_bytes % ROW_UNIT_BYTES or self._row_bytes == 0:
             raise ValueError(f"a row of {self._row_bytes} bytes is no multiple of {ROW_UNIT_BYTES}")
         self._repeats = self._row_bytes // ROW_UNIT_BYTES
+        self._block_bytes = block_size * self._row_bytes
+        # Of a pool in one piece, a view without numpy between: this is done for every token.
+        self._flat = pools[0].reshape(-1).data if _is_one_piece(pools, self._copies) else None
         self._root = b"model seed " + str(model_seed).encode()
 
     def write(self, table: Sequence[int], start: int, token_ids: Sequence[int]) -> None:
         """Compute positions ``start``... from the row before them, and write their rows."""
+        if self._flat is not None:
+            self._write_flat(self._flat, table, start, token_ids)
+            return
         before = self._row(table, start - 1) if start else self._root
         rows: list[list[bytes]] = [[] for _ in self._pools]
         for position, token_id in enumerate(token_ids, start):
@@ -93,6 +99,14 @@ class KvRows:
         """64 bits over every byte of positions 0..``end`` - 1, read from the pool now."""
         hasher = xxhash.xxh3_64()
         whole, rest = divmod(end, self._block_size)
+        if (flat := self._flat) is not None:
+            size = self._block_bytes
+            for block in table[:whole]:
+                hasher.update(flat[block * size : block * size + size])
+            if rest:
+                at = table[whole] * size
+                hasher.update(flat[at : at + rest * self._row_bytes])
+            return int(hasher.intdigest())
         for pool in self._pools:
             for block in table[:whole]:
                 hasher.update(pool[block].data)
@@ -102,6 +116,22 @@ class KvRows:
             if not all(self._same(self._pools[head], copy, table, end) for copy in copies):
                 hasher.update(b"a copy differs")
         return int(hasher.intdigest())
+
+    def _write_flat(
+        self, flat: memoryview, table: Sequence[int], start: int, token_ids: Sequence[int]
+    ) -> None:
+        row_bytes, block_size = self._row_bytes, self._block_size
+        before = self._root
+        if start:
+            index, offset = divmod(start - 1, block_size)
+            at = (table[index] * block_size + offset) * row_bytes
+            before = bytes(flat[at : at + row_bytes])
+        for position, token_id in enumerate(token_ids, start):
+            head = xxhash.xxh3_128_digest(before + _POSITION_AND_TOKEN.pack(position, token_id))
+            before = head * self._repeats
+            index, offset = divmod(position, block_size)
+            at = (table[index] * block_size + offset) * row_bytes
+            flat[at : at + row_bytes] = before
 
     def _same(self, pool: Pool, copy: Pool, table: Sequence[int], end: int) -> bool:
         whole, rest = divmod(end, self._block_size)
@@ -126,3 +156,8 @@ class KvRows:
             into = offset * self._row_bytes
             pool[table[index], into : into + size] = rows[at : at + size]
             position += count
+
+
+def _is_one_piece(pools: Sequence[Pool], copies: Sequence[Sequence[Pool]]) -> bool:
+    """One head, of which nobody has a copy, and whose blocks lie one after the other."""
+    return len(pools) == 1 and not any(copies) and bool(pools[0].flags.c_contiguous)

@@ -35,7 +35,7 @@ class Sequence:
     """``tokens``: all that are known, the newest not computed yet. ``computed``: positions whose
     rows are in ``blocks``. ``given_count``: tokens known from the job itself.
 
-    ``outputs`` holds at most one entry per output token; its reader is woken by ``news``.
+    ``outputs`` holds at most one entry per output token; ``wake`` its reader after a change.
     """
 
     job: Job
@@ -53,8 +53,21 @@ class Sequence:
     reserved_before: bool = False
     loads_from_index: int = 0
     outputs: deque[StepOutput] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    _reader: asyncio.Future[None] | None = None
     facts: JobFacts = field(default_factory=JobFacts)
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def wait_news(self) -> None:
+        """For the one reader: until ``wake``."""
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
     @property
     def key(self) -> str:

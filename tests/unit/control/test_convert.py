@@ -1,18 +1,20 @@
 """Every field of a value survives the way through protobuf, whatever the value."""
 
 import dataclasses
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdd.control import convert
 from pdd.control.convert import (
     frame_from_proto,
-    frame_to_message,
     frame_to_proto,
     frames_from_columns,
     identity_from_proto,
     identity_to_proto,
+    messages_of,
     sampling_from_submit,
     sampling_to_proto,
 )
@@ -117,14 +119,16 @@ def test_frames(frame: Frame, generation: int) -> None:
     assert frame_from_proto(message) == frame
 
 
-@given(st.lists(st.tuples(frames, counts), max_size=6))
-def test_what_a_node_says_in_one_step(said: list[tuple[Frame, int]]) -> None:
+@given(st.lists(st.tuples(frames, counts), max_size=6), st.integers(1, 3))
+def test_what_a_node_says_in_one_step(said: list[tuple[Frame, int]], row_count_max: int) -> None:
     """Columns and messages together carry every frame, in order among their neighbours."""
-    messages = [frame_to_message(frame, generation=generation) for frame, generation in said]
     heard: list[tuple[int, Frame]] = []
-    for merged in coalesce(messages, kinds=("tokens", "frames")):
+    with patch.object(convert, "_ROW_COUNT_MAX", row_count_max):
+        messages = list(messages_of(said))
+    for merged in coalesce(messages, kinds=("frames",)):
         message = cluster_pb2.NodeMessage.FromString(merged.SerializeToString())
         if message.WhichOneof("message") == "tokens":
+            assert 1 <= len(message.tokens.request_ids) <= row_count_max
             heard += frames_from_columns(message.tokens)
         else:
             heard += [(one.generation, frame_from_proto(one)) for one in message.frames.frames]

@@ -30,8 +30,8 @@ def pick(
         digest,
         words=WORDS,
         sampling=Sampling(**fields),
-        prompt_token_ids=prompt or [],
-        output_token_ids=output or [],
+        token_ids=[*(prompt or []), *(output or [])],
+        prompt_token_count=len(prompt or []),
     )
 
 
@@ -48,6 +48,18 @@ def test_greedy_depends_on_the_digest_alone():
     picks = [pick(digest).token_id for digest in DIGESTS]
     assert picks == [pick(digest, seed=5, output=[1, 2]).token_id for digest in DIGESTS]
     assert len(set(picks)) > 150
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_the_short_way_to_the_likeliest_token_is_the_long_one(min_tokens: int, ignore_eos: bool):
+    digests = [*DIGESTS, *(digest & ~(0x7F << 48) for digest in DIGESTS)]  # these name the end
+    for digest in digests:
+        first = pick(digest, ignore_eos=True).token_id
+        for stop in ([], [first], list(WORDS.words)):
+            fields = {"min_tokens": min_tokens, "ignore_eos": ignore_eos, "stop_token_ids": stop}
+            short = pick(digest, **fields)
+            assert short.token_id == pick(digest, **fields, logprobs=0).token_id
 
 
 def test_seeded_draws_depend_on_seed_and_index_and_nothing_else():

@@ -36,6 +36,20 @@ def test_chunk_boundaries_do_not_show(rank_count: int, cuts: list[int]):
         assert np.array_equal(pool, other)
 
 
+def test_a_pool_in_pieces_holds_the_same_rows():
+    wide = np.zeros((BLOCK_COUNT, 2 * BLOCK_SIZE * ROW_BYTES), np.uint8)
+    half = wide[:, : BLOCK_SIZE * ROW_BYTES]
+    assert not half.flags.c_contiguous
+    pieces = KvRows(pools=[half], block_size=BLOCK_SIZE, model_seed=0)
+    whole, (pool,) = rows_of()
+    for rows in (pieces, whole):
+        for start in range(0, len(TOKENS), 3):
+            rows.write(TABLE, start, TOKENS[start : start + 3])
+    assert np.array_equal(half, pool)
+    for end in range(1, len(TOKENS) + 1):
+        assert pieces.digest(TABLE, end) == whole.digest(TABLE, end)
+
+
 def test_where_blocks_lie_does_not_show():
     assert digest_of(TOKENS, TABLE) == digest_of(TOKENS, [1, 2, 3, 4, 5])
 
