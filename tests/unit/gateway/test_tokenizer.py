@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from pdd.core.errors import AdmissionRejected, ConfigError, InvalidRequest
-from pdd.gateway.tokenizer import ChatPrompt, HFTokenizer
+from pdd.gateway.tokenizer import INLINE_CHARS_MAX, ChatPrompt, HFTokenizer
 from tests.unit.gateway.builders import LetterTokenizer
 
 TEMPLATE = (
@@ -131,7 +131,15 @@ async def test_many_at_once_give_the_same_ids_as_one_after_another(
 async def test_more_waiting_prompts_than_the_limit_are_rejected() -> None:
     letters = LetterTokenizer(max_waiting=0)
     with pytest.raises(AdmissionRejected, match="which is the limit"):
-        await letters.encode("x", add_special_tokens=False)
+        await letters.encode("x" * (INLINE_CHARS_MAX + 1), add_special_tokens=False)
+    letters.close()
+
+
+async def test_a_short_text_waits_for_nobody() -> None:
+    letters = LetterTokenizer(max_waiting=0)
+    text = "x" * INLINE_CHARS_MAX
+    ids = letters.encode_now(text, add_special_tokens=False)
+    assert await letters.encode(text, add_special_tokens=False) == ids
     letters.close()
 
 
