@@ -34,8 +34,8 @@ def cordon(
 ) -> None:
     """Give a node nothing new; it finishes what it has.
 
-    NAME: its name, or a prefix of only one. It stays cordoned over restarts, until 'pdd node
-    uncordon' or the end of the scheduler.
+    NAME: its name, or a prefix of only one. It stays cordoned over restarts of everything,
+    until 'pdd node uncordon'.
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         node = found.pick(name)

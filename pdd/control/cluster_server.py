@@ -21,6 +21,7 @@ from pdd.control.versions import (
     PEERS_SINCE_VERSION,
     PROTOCOL_VERSION,
 )
+from pdd.core.errors import RemoteError
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.tls.claims import NODE_ROLES, PeerRefused, check_claim, check_role
@@ -94,12 +95,13 @@ class UnknownNode(Exception):
 class ClusterOperator(Protocol):
     """What an operator may ask by hand."""
 
-    def cordon(self, name: str, *, message: str, is_drain: bool) -> bool:
-        """Take a node out; whether that changed anything. Raises UnknownNode."""
+    async def cordon(self, name: str, *, message: str, is_drain: bool) -> bool:
+        """Take a node out; whether that changed anything. Raises UnknownNode; RemoteError: the
+        schedulers could not agree on it in time."""
         ...
 
-    def uncordon(self, name: str) -> bool:
-        """Give a node back; whether that changed anything. Raises UnknownNode."""
+    async def uncordon(self, name: str) -> bool:
+        """Give a node back; whether that changed anything. Raises likewise."""
         ...
 
     def drain_state(self, name: str) -> cluster_pb2.DrainState:
@@ -113,6 +115,11 @@ class ClusterOperator(Protocol):
 
 class ClusterHandler(Protocol):
     """Who is told what nodes say. All calls come on the event loop, in stream order per node."""
+
+    async def node_joining(self, hello: cluster_pb2.Hello) -> None:
+        """Agree with the other schedulers on this life of the node, before it is attached. Raises
+        JoinRefused; RemoteError: they could not agree in time."""
+        ...
 
     def node_attached(self, session: NodeSession) -> None:
         """Raises JoinRefused."""
@@ -209,10 +216,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         """See cluster.proto; for operators."""
         await self._admit_operator(context)
         try:
-            is_changed = self._handler.operator.cordon(
+            is_changed = await self._handler.operator.cordon(
                 request.node, message=request.message, is_drain=request.is_drain
             )
             state = self._handler.operator.drain_state(request.node)
+        except RemoteError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise  # not reached: abort raised
         except UnknownNode as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # not reached: abort raised
@@ -224,7 +234,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         """See cluster.proto; for operators."""
         await self._admit_operator(context)
         try:
-            is_changed = self._handler.operator.uncordon(request.node)
+            is_changed = await self._handler.operator.uncordon(request.node)
+        except RemoteError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise  # not reached: abort raised
         except UnknownNode as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # not reached: abort raised
@@ -328,7 +341,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             await self._refuse(context, error, claimed=f"{hello.role}/{hello.identity.name}")
         session = NodeSession(identity_from_proto(hello.identity), hello)
         try:
+            await self._handler.node_joining(hello)
             self._handler.node_attached(session)
+        except RemoteError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except JoinRefused as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return session

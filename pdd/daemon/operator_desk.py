@@ -1,54 +1,63 @@
 """What an operator asks of a scheduler by hand: cordons, and why a request went where it went."""
 
-from collections.abc import Callable
+import time
 from dataclasses import asdict
 
 import structlog
 
+from pdd.cell.operations import Cordoned, Status, Uncordoned
+from pdd.cell.state import CORDONS_MAX
 from pdd.control.cluster_server import UnknownNode
 from pdd.core.identity import NodeName, NodeState, RequestId
 from pdd.core.ports import Clock
+from pdd.daemon.agreement import Agreement, AgreementUnavailable
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.decisions import CandidateRecord, ChoiceRecord, Decision
-from pdd.scheduler.events import Event, NodeCordoned, NodeUncordoned
 
 log = structlog.get_logger(__name__)
 
 
 class OperatorDesk:
-    """Implements ``ClusterOperator``: turns calls into events for the core, and records into
+    """Implements ``ClusterOperator``: says what is asked to the agreement, and turns records into
     messages."""
 
-    def __init__(self, *, core: SchedulerCore, clock: Clock, step: Callable[[Event], None]) -> None:
-        """``step``: gives an event to the core and obeys what comes out."""
+    def __init__(self, *, core: SchedulerCore, clock: Clock, agreement: Agreement) -> None:
         self._core = core
         self._clock = clock
-        self._step = step
+        self._agreement = agreement
 
-    def cordon(self, name: str, *, message: str, is_drain: bool) -> bool:
-        """Take a node out; whether that changed anything.
+    async def cordon(self, name: str, *, message: str, is_drain: bool) -> bool:
+        """Take a node out; whether that changed anything. What is agreed on reaches the core
+        before this returns.
 
         Raises:
             UnknownNode: nobody of that name has joined.
+            AgreementUnavailable: the schedulers could not agree in time.
         """
-        node = self._known(name)
-        before = self._core.cordon_of(node)
-        if before is not None and (before.is_drain or not is_drain):
-            return False
-        log.info("node_cordoned", node=name, drain=is_drain, why=message)
-        self._step(NodeCordoned(node=node, message=message, is_drain=is_drain))
-        return True
+        self._known(name)
+        before = self._agreement.state.cordons.get(name)
+        at_ms = time.time_ns() // 1_000_000
+        status = await self._agreement.say(
+            Cordoned(node=name, message=message, is_drain=is_drain, at_ms=at_ms)
+        )
+        if status is Status.FULL:
+            raise AgreementUnavailable(
+                f"{CORDONS_MAX} nodes are cordoned, the most; uncordon some that are gone"
+            )
+        is_changed = before is None or (is_drain and not before.is_drain)
+        if is_changed:
+            log.info("node_cordoned", node=name, drain=is_drain, why=message)
+        return is_changed
 
-    def uncordon(self, name: str) -> bool:
-        """Give a node back; whether that changed anything. Raises UnknownNode."""
-        node = NodeName(name)
-        if self._core.cordon_of(node) is None:
+    async def uncordon(self, name: str) -> bool:
+        """Give a node back; whether that changed anything. Raises likewise."""
+        if name not in self._agreement.state.cordons:
             self._known(name)
-            return False
-        log.info("node_uncordoned", node=name)
-        self._step(NodeUncordoned(node=node))
-        return True
+        status = await self._agreement.say(Uncordoned(node=name))
+        if status is Status.APPLIED:
+            log.info("node_uncordoned", node=name)
+        return status is Status.APPLIED
 
     def drain_state(self, name: str) -> cluster_pb2.DrainState:
         """How far a node is from holding nothing. Raises UnknownNode."""

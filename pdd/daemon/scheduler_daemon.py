@@ -16,6 +16,8 @@ from pdd.core.errors import PddError
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.grpc_extras import add_health_and_reflection
+from pdd.daemon.replica_plan import replica_plan
+from pdd.daemon.replicated_agreement import ReplicatedAgreement
 from pdd.daemon.scheduler_driver import SchedulerDriver
 from pdd.daemon.scheduler_metrics import ClusterMetrics
 from pdd.daemon.scheduler_settings import scheduler_settings
@@ -43,22 +45,35 @@ _NAMES_SHOWN_MAX = 8
 
 def run(config: Config) -> int:
     """Serve until a signal comes; the exit status."""
-    return uvloop.run(_SchedulerDaemon(config, clock=time.monotonic).serve())
+    with replica_plan(config) as plan:
+        agreement = ReplicatedAgreement(plan, clock=time.monotonic)
+        return uvloop.run(_SchedulerDaemon(config, agreement, clock=time.monotonic).serve())
 
 
 class _SchedulerDaemon:
-    def __init__(self, config: Config, *, clock: Clock) -> None:
+    def __init__(self, config: Config, agreement: ReplicatedAgreement, *, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        self._agreement = agreement
         self._model: ServedModel = served_model(config.engine)
         self._driver = SchedulerDriver(
             core=SchedulerCore(scheduler_settings(config)),
             clock=clock,
             model=self._model.name,
             tokenizer_digest=tokenizer_digest(Path(config.engine.model)),
+            agreement=agreement,
         )
 
     async def serve(self) -> int:
+        """Raises PddError; first of all what keeps the replica from running."""
+        agreeing = asyncio.create_task(self._agreement.run())
+        try:
+            return await self._serve(agreeing)
+        finally:
+            agreeing.cancel()
+            await asyncio.wait({agreeing})  # the replica ends before its socket's folder does
+
+    async def _serve(self, agreeing: asyncio.Task[None]) -> int:
         stop = stop_on_signals()
         settings = _gateway_settings(self._config)
         metrics = GatewayMetrics()
@@ -89,6 +104,7 @@ class _SchedulerDaemon:
             inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
             cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name,
         )
+        await self._agree(agreeing)
         grpc_address = str(bind_members(server, self._config.grpc.listen, security))
         public_server = await self._make_public_server(inference, public)
         front = make_front(
@@ -106,6 +122,7 @@ class _SchedulerDaemon:
         for one in servers:
             await one.start()
         background = [
+            agreeing,
             asyncio.create_task(self._driver.tick()),
             asyncio.create_task(self._driver.wait_crashed()),
             asyncio.create_task(_watchdog()),
@@ -133,6 +150,14 @@ class _SchedulerDaemon:
             for task in background:
                 task.cancel()
             tokenizer.close()
+
+    async def _agree(self, agreeing: asyncio.Task[None]) -> None:
+        """Nobody is served before cordons are known. Raises what ended the replica."""
+        ready = asyncio.create_task(self._agreement.ready())
+        await asyncio.wait({ready, agreeing}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            await agreeing
 
     async def _make_public_server(
         self, inference: InferenceServicer, public: PublicTls | None

@@ -9,10 +9,13 @@ from collections.abc import Iterable
 
 import structlog
 
+from pdd.cell.operations import MemberJoined, MemberLeft, Operation, Status
+from pdd.cell.state import MEMBERS_MAX, CellState
 from pdd.control.cluster_server import JoinRefused, NodeSession
 from pdd.control.convert import (
     frame_from_proto,
     frames_from_columns,
+    identity_from_proto,
     identity_to_proto,
     sampling_to_proto,
 )
@@ -20,6 +23,8 @@ from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
+from pdd.daemon.agreed_cordons import AgreedCordons
+from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
 from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
@@ -67,22 +72,35 @@ log = structlog.get_logger(__name__)
 
 TICK_INTERVAL_S = 0.25
 _OWN_PAUSE_S = 1.0
+_ABSENT_MEMORY_S = 24 * 3600.0
 
 
 class SchedulerDriver:
     """Implements ``Inference`` for the front door and ``ClusterHandler`` for the nodes."""
 
     def __init__(
-        self, *, core: SchedulerCore, clock: Clock, model: str, tokenizer_digest: str = ""
+        self,
+        *,
+        core: SchedulerCore,
+        clock: Clock,
+        model: str,
+        tokenizer_digest: str = "",
+        agreement: Agreement | None = None,
     ) -> None:
-        """``tokenizer_digest``: nodes with another one are refused; empty compares nothing."""
+        """
+        Args:
+            tokenizer_digest: nodes with another one are refused; empty compares nothing.
+            agreement: with the other schedulers; None: kept in memory, for as long as this lives.
+        """
         self._core = core
         self._clock = clock
         self._model = model
         self._tokenizer_digest = tokenizer_digest
         self._sessions: dict[NodeName, NodeSession] = {}
         self._prompt_keys = PromptKeys(model=model)
-        self.operator = OperatorDesk(core=core, clock=clock, step=self._step)
+        self._agreement: Agreement = agreement or AgreementOfOne()
+        self._agreed_cordons = AgreedCordons()
+        self.operator = OperatorDesk(core=core, clock=clock, agreement=self._agreement)
         self.role_operator = RoleDesk(core=core, clock=clock, step=self._step)
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
@@ -93,6 +111,9 @@ class SchedulerDriver:
         self._stepping = False
         self._crash: Exception | None = None
         self._crashed = asyncio.Event()
+        self._said: set[asyncio.Task[None]] = set()
+        self._absent_since_s = clock()
+        self._agreement.follow(self._on_agreed)
 
     # --- for the front door ------------------------------------------------------------------
 
@@ -131,6 +152,37 @@ class SchedulerDriver:
         return len(self._streams)
 
     # --- for the nodes -----------------------------------------------------------------------
+
+    async def node_joining(self, hello: cluster_pb2.Hello) -> None:
+        """See ``ClusterHandler.node_joining``. Once in each life: a stream that broke is nothing
+        to agree on."""
+        self._refuse_misfit(hello)
+        identity = identity_from_proto(hello.identity)
+        session = self._sessions.get(identity.name)
+        if session is not None:
+            self._refuse_intruder(identity, session.identity)
+        known = self._agreement.state.members.get(identity.name)
+        if known is not None and (known.uuid, known.boot_epoch) == life_of(identity):
+            return
+        status = await self._agreement.say(
+            MemberJoined(
+                node=identity.name,
+                uuid=identity.uuid,
+                boot_epoch=identity.boot_epoch,
+                role=hello.role,
+                address=hello.address,
+                block_count=hello.block_count,
+            )
+        )
+        if status is Status.STALE:
+            latest = self._agreement.state.members.get(identity.name)
+            raise JoinRefused(
+                f"{identity} is a former life: boot {latest.boot_epoch if latest else '?'} of it "
+                "has joined before; if its identity.json was restored from an old copy, remove "
+                "it, and it joins as a new node"
+            )
+        if status is Status.FULL:
+            raise JoinRefused(f"there are {MEMBERS_MAX} nodes, the most; see 'pdd node list'")
 
     def node_attached(self, session: NodeSession) -> None:
         """See ``ClusterHandler.node_attached``."""
@@ -251,6 +303,25 @@ class SchedulerDriver:
                     duty=self.role_operator.duty(node),
                 )
             )
+        return infos + self._cordoned_absentees()
+
+    def _cordoned_absentees(self) -> list[cluster_pb2.NodeInfo]:
+        """So that a cordon on a node that does not come back can be seen, and lifted."""
+        agreed = self._agreement.state
+        infos = []
+        for name in agreed.cordons.names():
+            if NodeName(name) in self._core.nodes:
+                continue
+            member = agreed.members.get(name)
+            info = cluster_pb2.NodeInfo(
+                identity=cluster_pb2.NodeIdentity(name=name),
+                state=NodeState.LOST,
+                state_reason="cordoned, and not seen by this scheduler",
+            )
+            if member is not None:
+                info.identity.uuid, info.identity.boot_epoch = member.uuid, member.boot_epoch
+                info.role, info.address = member.role, member.address
+            infos.append(info)
         return infos
 
     def transfer_counters(self) -> dict[NodeName, dict[str, float]]:
@@ -271,6 +342,38 @@ class SchedulerDriver:
                 log.warning("scheduler_was_paused", duration_s=round(late_s, 1))
                 await asyncio.sleep(_OWN_PAUSE_S)
             self._step(Tick())
+            self._forget_absent()
+
+    # --- what schedulers agree on ------------------------------------------------------------
+
+    def _on_agreed(self, state: CellState) -> None:
+        for event in self._agreed_cordons.events(state):
+            self._step(event)
+
+    def _say(self, operation: Operation) -> None:
+        """In the background: nobody waits for it, and it is said again if it matters."""
+
+        async def say() -> None:
+            try:
+                await self._agreement.say(operation)
+            except AgreementUnavailable as error:
+                log.info("not_agreed_on", operation=type(operation).__name__, reason=str(error))
+
+        task = asyncio.get_running_loop().create_task(say())
+        self._said.add(task)
+        task.add_done_callback(self._said.discard)
+
+    def _forget_absent(self) -> None:
+        """Members that have not come back since this scheduler started, or since the last look:
+        their boot epochs fence nothing that could still be under way."""
+        if self._clock() - self._absent_since_s < _ABSENT_MEMORY_S:
+            return
+        self._absent_since_s = self._clock()
+        members = self._agreement.state.members
+        for name in members.names():
+            if NodeName(name) not in self._core.nodes:
+                member = members[name]
+                self._say(MemberLeft(node=name, uuid=member.uuid, boot_epoch=member.boot_epoch))
 
     # --- events in, effects out --------------------------------------------------------------
 
@@ -575,6 +678,11 @@ class SchedulerDriver:
             )
             if faults:
                 raise JoinRefused(f"blocks could not be exchanged: {'; '.join(faults)}")
+
+
+def life_of(identity: NodeIdentity) -> tuple[str, int]:
+    """What tells one life of a name from another."""
+    return identity.uuid, identity.boot_epoch
 
 
 def _failure_kind(name: str) -> FailureKind:

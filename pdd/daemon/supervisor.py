@@ -269,7 +269,10 @@ class Supervisor:
             rows: Sequence[NodeRow] = ()
             with suppress(NodeUnavailable):  # asked again
                 rows = await asyncio.to_thread(self._lister, self._record.grpc)
-            if wanted <= {row.name for row in rows if row.state in ("ready", "degraded")}:
+            if wanted <= {row.name for row in rows if row.state != "lost"}:
+                for row in rows:
+                    if row.state == "cordoned":  # by hand, in an earlier life of the cluster
+                        self._report(f"{row.name}: {row.state_reason}; see 'pdd node uncordon'")
                 self._events.put_nowait(AllJoined())
                 return
             await asyncio.sleep(timing.MEMBERSHIP_POLL_S)

@@ -8,6 +8,7 @@
 On disk
     errors, filesystem, record, batch, segment, wal, replay, snapshots, storage
     directory_lock   one process per data directory
+    unix_socket      how a group of one is reached
     offline          replacing a dead replica, with the group stopped
 Between replicas
     grpc_options, hello, peer_queue, peer_sender, peer_service, snapshot_stream, transport

@@ -150,8 +150,9 @@ class Replica:
             port = security.bind(server, address)
         except RuntimeError as error:
             raise ConfigError(f"raft: cannot listen on {address}: {error}") from error
-        # The driver reads the same mapping for its hints.
-        self._addresses[node] = f"{address.rpartition(':')[0]}:{port}"
+        if address.endswith(":0"):
+            # The driver reads the same mapping for its hints.
+            self._addresses[node] = f"{address[:-2]}:{port}"
         await server.start()
         self._on_listening(self._addresses[node])
         sending = asyncio.create_task(self.transport.run())

@@ -69,6 +69,8 @@ class Transport:
             async with asyncio.TaskGroup() as tasks:
                 for sender in self._senders.values():
                     tasks.create_task(sender.run())
+                if not self._senders:
+                    await asyncio.Event().wait()  # alone: nothing to send, and no reason to end
         finally:
             for task in list(self._snapshots.values()):
                 task.cancel()

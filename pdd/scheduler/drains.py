@@ -2,7 +2,8 @@
 
 A cordoned node finishes what it has and is given nothing new; waiting requests go elsewhere. A
 drain is a cordon that tells when the node holds nothing any more. It is tied to the node's name:
-a node that restarts while it is cordoned comes back cordoned. Kept for the scheduler's life.
+a node that restarts while it is cordoned comes back cordoned, and one may be cordoned before it
+joins: the driver tells what was agreed on before this scheduler started.
 """
 
 from pdd.core.identity import NodeState
@@ -16,15 +17,14 @@ from pdd.scheduler.state import State
 def cordon(state: State, event: NodeCordoned, now_s: float) -> list[Effect]:
     """Take a node out. Idempotent; a cordon may become a drain, and a drain stays one."""
     node = state.nodes.get(event.node)
-    if node is None:
-        return []  # forgotten meanwhile
+    request_count = 0 if node is None else len(node.leases)
     present = state.cordons.get(event.node)
     if present is None:
         present = Cordon(
             message=event.message,
             is_drain=event.is_drain,
             since_s=now_s,
-            request_count=len(node.leases),
+            request_count=request_count,
         )
         state.cordons[event.node] = present
     else:
@@ -32,8 +32,9 @@ def cordon(state: State, event: NodeCordoned, now_s: float) -> list[Effect]:
         if event.is_drain and not present.is_drain:
             present.is_drain = True
             present.since_s = now_s
-            present.request_count = len(node.leases)
-    apply_cordon(state, node)
+            present.request_count = request_count
+    if node is not None:
+        apply_cordon(state, node)
     return []
 
 

@@ -1,13 +1,19 @@
 """What an operator does by hand, through the real command line: why, cordon, drain, uncordon."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
 
+WAIT_S = 30.0
 WORDS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 
 
@@ -92,3 +98,64 @@ def test_a_name_must_mean_one_node(cluster: Cluster) -> None:
     code, _, err = pdd(cluster, "node", "cordon", "nobody")
     assert code == 1
     assert "no node 'nobody'; there are decode-0, decode-1, prefill-0" in err
+
+
+def scheduler_of(cluster: Cluster) -> psutil.Process:
+    record = json.loads((cluster.state_dir / "cluster.json").read_text())
+    (pid,) = [one["pid"] for one in record["nodes"] if one["role"] == "scheduler"]
+    return psutil.Process(pid)
+
+
+def replica_of(scheduler: psutil.Process) -> psutil.Process:
+    found = [one for one in scheduler.children() if "pdd.daemon.replica_process" in one.cmdline()]
+    (replica,) = found
+    return replica
+
+
+def until_states(cluster: Cluster, wanted: dict[str, tuple[str, str]]) -> None:
+    """Waits until ``pdd node list`` says so; nothing is measured with the bound."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        done = run_cli("node", "list", "-o", "json", "--state-dir", str(cluster.state_dir))
+        rows = json.loads(done.stdout) if done.returncode == 0 else []
+        states = {row["name"]: (row["state"], row["state_reason"]) for row in rows}
+        if {name: states.get(name) for name in wanted} == wanted:
+            return
+        assert time.monotonic() < deadline_s, f"{states or done.stderr}, not {wanted}"
+        time.sleep(0.1)
+
+
+@pytest.mark.fault
+def test_cordons_and_drains_outlive_the_scheduler_and_its_replica(cluster: Cluster) -> None:
+    assert pdd(cluster, "node", "drain", "decode-1", "-m", "swap NIC")[0] == 0
+    assert pdd(cluster, "node", "cordon", "prefill-0")[0] == 0
+    wanted = {
+        "decode-0": ("ready", ""),
+        "decode-1": ("cordoned", "drained: swap NIC"),
+        "prefill-0": ("cordoned", "cordoned"),
+    }
+    scheduler = scheduler_of(cluster)
+    former = replica_of(scheduler)
+    former.send_signal(signal.SIGKILL)
+    former.wait(timeout=WAIT_S)
+    assert node_of(cluster) == "decode-0", "requests do not wait for the replica"
+    until_states(cluster, wanted)
+    os.kill(scheduler.pid, signal.SIGKILL)
+    until_states(cluster, wanted)
+    assert node_of(cluster) == "decode-0"
+    for name in ("decode-1", "prefill-0"):
+        assert pdd(cluster, "node", "uncordon", name)[:2] == (0, f"{name} uncordoned")
+
+
+@pytest.mark.fault
+def test_cordons_outlive_the_whole_cluster(tmp_path: Path) -> None:
+    options = ("--engine", "synthetic", "--prefill", "0", "--decode", "1")
+    running = start_cluster(tmp_path / "state", *options)
+    try:
+        assert pdd(running, "node", "cordon", "decode-0", "-m", "why")[0] == 0
+        stop_cluster(running)
+        running = start_cluster(tmp_path / "state", *options)
+        until_states(running, {"decode-0": ("cordoned", "cordoned: why")})
+        assert pdd(running, "node", "uncordon", "decode-0")[0] == 0
+    finally:
+        stop_cluster(running)

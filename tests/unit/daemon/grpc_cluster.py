@@ -11,6 +11,7 @@ from pdd.control.cluster_server import ClusterServicer, NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
+from pdd.daemon.agreement import Agreement
 from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import NodeJobs
@@ -57,12 +58,14 @@ class WatchedDriver(SchedulerDriver):
 class Scheduler:
     """Core, driver and gRPC server. The clock stands still unless the test moves it."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, agreement: Agreement | None = None, **settings: Any) -> None:
         self.now_s = 500.0
         self.core = SchedulerCore(
             SchedulerSettings(path=PathSettings(mode=PathMode.DISAGGREGATED), **settings)
         )
-        self.driver = WatchedDriver(core=self.core, clock=lambda: self.now_s, model=MODEL)
+        self.driver = WatchedDriver(
+            core=self.core, clock=lambda: self.now_s, model=MODEL, agreement=agreement
+        )
         self.address = ""
         self._server: grpc.aio.Server | None = None
 

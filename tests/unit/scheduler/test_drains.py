@@ -98,7 +98,20 @@ def test_a_node_that_restarts_while_it_is_cordoned_comes_back_cordoned() -> None
     assert cluster.core.nodes[DECODE_0].state is NodeState.READY
 
 
-def test_a_cordon_on_a_node_that_was_forgotten_changes_nothing() -> None:
+def test_a_node_that_was_cordoned_before_it_joined_is_given_nothing() -> None:
     cluster = Cluster("decode-1")
-    assert cordon(cluster) == []
-    assert cluster.core.cordon_of(DECODE_0) is None
+    assert cordon(cluster, message="swap NIC") == []
+    cluster.step(make_joined("decode-0"))
+    node = cluster.core.nodes[DECODE_0]
+    assert (node.state, node.state_reason) == (NodeState.CORDONED, "cordoned: swap NIC")
+    assert submits(arrive(cluster, "a")) == ["decode-1"]
+    cluster.step(NodeUncordoned(node=DECODE_0))
+    assert cluster.core.nodes[DECODE_0].state is NodeState.READY
+
+
+def test_a_drain_of_a_node_that_comes_back_with_nothing_is_over_when_it_joins() -> None:
+    cluster = Cluster("decode-1")
+    assert cordon(cluster, is_drain=True) == []
+    assert [one.identity.name for one in drained(cluster.step(make_joined("decode-0")))] == [
+        DECODE_0
+    ]

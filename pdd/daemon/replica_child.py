@@ -1,0 +1,112 @@
+"""Start the replica's process, hear where it listens, and hear how it ended."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+
+from pdd.core.errors import PddError
+from pdd.daemon.supervisor_process import with_package_path
+
+START_TIMEOUT_S = 60.0
+"""To recover a long log on a slow disk; then it is given up."""
+STOP_TIMEOUT_S = 5.0
+RESTARTS_MAX = 3
+RESTART_WINDOW_S = 60.0
+
+
+class ReplicaRefused(PddError):
+    """The replica will not run, and says why; starting it again would change nothing."""
+
+
+class ReplicaDied(PddError):
+    """The replica's process ended though nobody asked it to."""
+
+
+class ReplicaChild:
+    """One life of the process."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", lines: asyncio.StreamReader) -> None:
+        self._process = process
+        self._lines = lines
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    async def address(self) -> str:
+        """Where it listens. Raises: ReplicaRefused, ReplicaDied."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await self._lines.readline()
+        except TimeoutError as error:
+            raise ReplicaDied(f"the replica was not ready after {START_TIMEOUT_S:g} s") from error
+        if not line:
+            raise ReplicaDied(await self._how_it_ended())
+        told = json.loads(line)
+        if "refused" in told:
+            raise ReplicaRefused(f"raft: {told['refused']}")
+        return str(told["address"])
+
+    async def ended(self) -> str:
+        """Waits for its end. Raises: ReplicaRefused, when it had a reason of its own."""
+        line = await self._lines.readline()
+        if line:
+            raise ReplicaRefused(f"raft: {json.loads(line).get('refused', line)}")
+        return await self._how_it_ended()
+
+    async def stop(self) -> None:
+        """Closes its stdin, which ends it; kills it if that takes long. Idempotent."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    async def _how_it_ended(self) -> str:
+        status = await asyncio.to_thread(self._process.wait)
+        if status < 0:
+            return f"the replica's process was killed by {signal.Signals(-status).name}"
+        return f"the replica's process ended with status {status}; its log says why"
+
+
+async def start_replica(
+    settings: Mapping[str, object], *, environment: Mapping[str, str]
+) -> ReplicaChild:
+    """In the main thread: the process dies with the thread that started it.
+
+    Raises:
+        OSError: no process.
+    """
+    # Popen uses vfork; uvloop's own way is fork, which may hang beside gRPC's threads.
+    process = subprocess.Popen(  # noqa: S603, ASYNC220 -- our own module; returns at once
+        [sys.executable, "-m", "pdd.daemon.replica_process", json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=with_package_path(dict(environment)),
+    )
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
+    return ReplicaChild(process, lines)
+
+
+class RestartRule:
+    """A replica that ends is started again, RESTARTS_MAX times within RESTART_WINDOW_S. Pure."""
+
+    def __init__(self) -> None:
+        self._deaths_s: deque[float] = deque(maxlen=RESTARTS_MAX)
+
+    def may_restart(self, *, now_s: float) -> bool:
+        """Asked at each death."""
+        is_often = (
+            len(self._deaths_s) == RESTARTS_MAX and now_s - self._deaths_s[0] < RESTART_WINDOW_S
+        )
+        self._deaths_s.append(now_s)
+        return not is_often

@@ -1,0 +1,124 @@
+"""The process of a scheduler's replica: ``python -m pdd.daemon.replica_process SETTINGS``.
+
+A process of its own, because the scheduler's event loop carries every token of the cluster: a slow
+client, a large prompt or a garbage collection there must not look like a dead leader to the others.
+It holds the hard state and raft's log, nothing else; block entries pass by.
+
+SETTINGS is a JSON object: node, addresses, cluster_id, data_dir, is_new_cluster, tls (three paths,
+or null), is_unix, log (level, format). Tells its parent one JSON line on stdout: ``{"address"}``
+when it listens, or ``{"refused"}`` with the reason. Ends when its stdin is closed, that is, with
+its parent; signals that are meant for the daemon (systemd tells all of a unit's processes) are left
+to the daemon.
+"""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from pdd.cell.machine import CellMachine
+from pdd.config.sections import LogSection
+from pdd.core.errors import PddError
+from pdd.raft.values import NodeId
+from pdd.replication.directory_lock import DirectoryInUseError
+from pdd.replication.replica import Replica, ReplicaSettings
+from pdd.replication.replica_main import GC_THRESHOLDS, SWITCH_INTERVAL_S, die_with_parent
+from pdd.replication.unix_socket import UnixSocketSecurity
+from pdd.telemetry.logging import configure_logging
+from pdd.tls.paths import TlsPaths
+from pdd.tls.security import PLAIN, Security, TlsSecurity
+
+LOCK_WAIT_S = 5.0
+"""The replica of a scheduler that was just killed may still be ending."""
+_LOCK_POLL_S = 0.05
+
+
+def main(text: str) -> int:
+    """Serve until the parent is gone; the exit status."""
+    die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    fields = json.loads(text)
+    configure_logging(LogSection(**fields["log"]), node=fields["node"], role="replica")
+    try:
+        uvloop.run(_serve(fields))
+    except PddError as error:
+        _tell(refused=str(error))
+        return 1
+    return 0
+
+
+async def _serve(fields: dict[str, object]) -> None:
+    machine = CellMachine()
+    settings = settings_from(fields)
+    replica = await _open(settings, machine)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _on_stdin, replica)
+    await replica.run()
+
+
+async def _open(settings: ReplicaSettings, machine: CellMachine) -> Replica:
+    """Raises: DirectoryInUseError, after a while; what ``Replica`` raises."""
+    deadline_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return Replica(
+                settings,
+                machine,
+                machine.query,
+                on_listening=lambda address: _tell(address=address),
+            )
+        except DirectoryInUseError:
+            if time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(_LOCK_POLL_S)
+
+
+def settings_from(fields: dict[str, object]) -> ReplicaSettings:
+    """Raises ConfigError: a certificate that is not what it should be."""
+    addresses = fields["addresses"]
+    assert isinstance(addresses, dict)
+    return ReplicaSettings(
+        node=NodeId(str(fields["node"])),
+        addresses={NodeId(name): str(address) for name, address in addresses.items()},
+        cluster_id=str(fields["cluster_id"]),
+        data_dir=Path(str(fields["data_dir"])),
+        is_new_cluster=bool(fields["is_new_cluster"]),
+        security=security_from(fields),
+    )
+
+
+def security_from(fields: dict[str, object]) -> Security:
+    """Of the connections to the other replicas and to schedulers. Raises ConfigError."""
+    if fields["is_unix"]:
+        return UnixSocketSecurity()
+    tls = fields["tls"]
+    if tls is None:
+        return PLAIN
+    assert isinstance(tls, dict)
+    paths = TlsPaths(ca=Path(tls["ca"]), certificate=Path(tls["certificate"]), key=Path(tls["key"]))
+    return TlsSecurity(paths)
+
+
+def _on_stdin(replica: Replica) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        replica.stop()
+
+
+def _tell(**fields: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone, and stdin says so too
+        os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,317 @@
+"""The agreement of a scheduler with itself or with the other schedulers, through its replica.
+
+    driver, operator ── say() ──► Pacing ──► sessions ──► GroupClient ──► who leads
+          ▲                                                                   │ commit, fsync
+          └── follow(): CellMachine ◄── Watch ◄── this scheduler's replica ◄──┘
+
+``say`` returns when its operation is committed and has come back by Watch, so that whoever hears
+"done" finds it in ``state``. Nothing of a request waits for any of this.
+
+The replica is a process of its own. If it ends, it is started again, three times a minute at most;
+what was on its way has an unknown outcome, what waited goes on waiting. If it refuses to run
+(a damaged disk, a state that differs from the leader's) or ends more often, `run` raises, and the
+daemon ends with it: what starts the daemon decides about the next try.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from pdd.cell.codec import CODEC, EntryError, decode_result
+from pdd.cell.machine import CellMachine
+from pdd.cell.operations import Operation, Status
+from pdd.cell.pacing import HardBatch, Pacing, SoftBatch
+from pdd.cell.state import CellState
+from pdd.core.errors import NodeUnavailable
+from pdd.core.ports import Clock
+from pdd.daemon.agreement import AgreementUnavailable, Follower
+from pdd.daemon.replica_child import ReplicaDied, RestartRule, start_replica
+from pdd.directory.entries import DirectoryEntry
+from pdd.replication.client import GroupClient, OutcomeUnknownError, Session, SessionLostError
+from pdd.replication.grpc_options import CHANNEL_OPTIONS, RECONNECT_MAX_S
+from pdd.rpc.v1 import raft_pb2 as pb
+from pdd.rpc.v1.raft_pb2_grpc import ReplicaStub
+from pdd.tls.security import Security
+
+log = structlog.get_logger(__name__)
+
+SAY_TIMEOUT_S = 4.5
+"""Longer than an election; shorter than a command (``cluster_admin``) and a node wait."""
+ENTRY_TIMEOUT_S = 4.0
+READY_TIMEOUT_S = 10.0
+RESTART_PAUSE_S = 0.2
+
+Waiter = asyncio.Future[Status]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """How to start the own replica, and how to reach the group."""
+
+    settings: Mapping[str, Any]
+    """Of `pdd.daemon.replica_process`."""
+    environment: Mapping[str, str]
+    security: Security
+
+    @property
+    def others(self) -> list[str]:
+        """Addresses of the other replicas."""
+        node = self.settings["node"]
+        return [where for name, where in self.settings["addresses"].items() if name != node]
+
+
+class ReplicatedAgreement:
+    """Implements ``Agreement``."""
+
+    def __init__(self, plan: ReplicaPlan, *, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._machine = CellMachine()
+        self._followers: list[Follower] = []
+        self._pacing: Pacing[Waiter] = Pacing()
+        self._wake = asyncio.Event()
+        self._seen = asyncio.Condition()
+        self._ready = asyncio.Event()
+        self.replica_pid = 0
+        self.replica_address = ""
+
+    # --- for the driver ----------------------------------------------------------------------
+
+    @property
+    def state(self) -> CellState:
+        """See ``Agreement``."""
+        return self._machine.state
+
+    @property
+    def dropped_soft_count(self) -> int:
+        """Soft operations that found no room."""
+        return self._pacing.dropped_count
+
+    def follow(self, follower: Follower) -> None:
+        """See ``Agreement``."""
+        self._followers.append(follower)
+        follower(self._machine.state)
+
+    async def say(self, operation: Operation) -> Status:
+        """See ``Agreement``."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        if not self._pacing.put_hard(operation, waiter):
+            raise AgreementUnavailable("too many changes wait to be agreed on; try again later")
+        self._wake.set()
+        try:
+            async with asyncio.timeout(SAY_TIMEOUT_S):
+                return await waiter
+        except TimeoutError as error:
+            raise AgreementUnavailable(
+                f"not agreed on within {SAY_TIMEOUT_S:g} s; it may be yet. 'pdd raft status' tells "
+                "who leads; saying it again does no harm"
+            ) from error
+
+    def say_soft(self, operation: Any, *, size_bytes: int) -> bool:
+        """A block or sequence operation, some time soon. False: dropped, no room."""
+        taken = self._pacing.put_soft(operation, size_bytes=size_bytes, now_s=self._clock())
+        self._wake.set()
+        return taken
+
+    async def ready(self) -> None:
+        """Until ``state`` is what was last agreed on, or until that has taken too long: without a
+        majority it stays as this replica knew it."""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            log.warning(
+                "agreement_is_stale",
+                waited_s=READY_TIMEOUT_S,
+                advice="no majority of schedulers answers; what this one knew is used",
+            )
+
+    # --- the replica and its lives -----------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever. Raises: ReplicaRefused, ReplicaDied."""
+        rule = RestartRule()
+        try:
+            while True:
+                reason = await self._live()
+                if not rule.may_restart(now_s=self._clock()):
+                    raise ReplicaDied(f"{reason}, and it did so too often: giving up")
+                log.warning("replica_restarted", reason=reason)
+                await asyncio.sleep(RESTART_PAUSE_S)
+        finally:
+            self._fail(self._pacing.take_waiting(), "this scheduler is stopping")
+
+    async def _live(self) -> str:
+        """One life of the replica; why it ended."""
+        child = await start_replica(self._plan.settings, environment=self._plan.environment)
+        try:
+            try:
+                address = await child.address()
+            except ReplicaDied as error:
+                return str(error)
+            self.replica_pid, self.replica_address = child.pid, address
+            addresses = [address, *self._plan.others]
+            async with GroupClient(addresses, security=self._plan.security) as client:
+                ended = asyncio.create_task(child.ended())
+                tasks = {
+                    ended,
+                    asyncio.create_task(self._watch(address)),
+                    asyncio.create_task(self._propose(client)),
+                    asyncio.create_task(self._catch_up(client)),
+                }
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in tasks - {ended}:
+                        task.cancel()
+                    await asyncio.wait(tasks - {ended})
+                for task in tasks - {ended}:
+                    if not task.cancelled():
+                        task.result()  # a bug: they end only by raising
+                return await ended
+        finally:
+            self.replica_pid, self.replica_address = 0, ""
+            await child.stop()
+
+    # --- from the replica --------------------------------------------------------------------
+
+    async def _watch(self, address: str) -> None:
+        """Follow the own replica. A stream that breaks is opened anew, and begins with the state
+        as it is then."""
+        while True:
+            async with self._plan.security.channel(address, options=CHANNEL_OPTIONS) as channel:
+                try:
+                    async for response in ReplicaStub(channel).Watch(pb.WatchRequest()):
+                        await self._see(response)
+                except grpc.aio.AioRpcError as error:
+                    log.info(
+                        "replica_watch_broke", reason=f"{error.code().name}: {error.details()}"
+                    )
+            await asyncio.sleep(RECONNECT_MAX_S)
+
+    async def _see(self, response: pb.WatchResponse) -> None:
+        before = self._machine.index
+        if response.HasField("snapshot"):
+            self._machine.restore(response.snapshot)
+            before = -1
+        for entry in response.entries:
+            self._machine.apply(entry.index, entry.body)
+        if self._machine.index != before:
+            for follower in self._followers:
+                follower(self._machine.state)
+            async with self._seen:
+                self._seen.notify_all()
+
+    async def _until_seen(self, index: int) -> None:
+        async with self._seen:
+            await self._seen.wait_for(lambda: self._machine.index >= index)
+
+    async def _catch_up(self, client: GroupClient) -> None:
+        """Once in each life: what is agreed on now must be seen before ``ready``."""
+        while True:
+            try:
+                read = await client.read(b"", timeout_s=ENTRY_TIMEOUT_S)
+            except NodeUnavailable:
+                continue
+            newest = CellMachine()
+            newest.restore(read)
+            await self._until_seen(newest.index)
+            self._ready.set()
+            await asyncio.Event().wait()
+
+    # --- to the group ------------------------------------------------------------------------
+
+    async def _propose(self, client: GroupClient) -> None:
+        hard, soft = _Lane(client), _Lane(client)
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                self._wake.clear()
+                if (batch := self._pacing.next_hard()) is not None:
+                    _start(tasks, self._send_hard(hard, batch))
+                if (soft_batch := self._pacing.next_soft(now_s=self._clock())) is not None:
+                    _start(tasks, self._send_soft(soft, soft_batch))
+                due_s = self._pacing.soft_due_s()
+                wait_s = None if due_s is None else max(due_s - self._clock(), 0.0)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._wake.wait()
+                for task in [task for task in tasks if task.done()]:
+                    tasks.discard(task)
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def _send_hard(self, lane: "_Lane", batch: HardBatch[Waiter]) -> None:
+        try:
+            applied = decode_result(await lane.execute(CODEC.encode(batch.operations)))
+            await self._until_seen(applied.index)
+            for waiter, status in zip(batch.tokens, applied.statuses, strict=True):
+                if not waiter.done():
+                    waiter.set_result(status)
+        except (NodeUnavailable, OutcomeUnknownError, SessionLostError, EntryError) as error:
+            self._fail(batch.tokens, str(error))
+        except asyncio.CancelledError:
+            self._fail(batch.tokens, "the replica ended meanwhile")
+            raise
+        finally:
+            self._pacing.hard_answered()
+            self._wake.set()
+
+    async def _send_soft(self, lane: "_Lane", batch: SoftBatch) -> None:
+        try:
+            now_ms = time.time_ns() // 1_000_000  # log-carried: other replicas read no clock
+            entry = DirectoryEntry(leader_time_ms=now_ms, operations=batch.operations)
+            await lane.execute(CODEC.encode_soft(entry.encode()))
+        except (NodeUnavailable, OutcomeUnknownError, SessionLostError) as error:
+            log.info("soft_entry_lost", count=len(batch.operations), reason=str(error))
+        finally:
+            self._pacing.soft_answered()
+            self._wake.set()
+
+    def _fail(self, waiters: tuple[Waiter, ...] | list[Waiter], reason: str) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(
+                    AgreementUnavailable(f"{reason}; saying it again does no harm")
+                )
+
+
+class _Lane:
+    """A session, opened when it is needed; another one after an outcome that is not known."""
+
+    def __init__(self, client: GroupClient) -> None:
+        self._client = client
+        self._session: Session | None = None
+
+    async def execute(self, data: bytes) -> bytes:
+        """The entry's result. Said once more if the group had forgotten the session, as it does
+        after 15 idle minutes: every operation is idempotent.
+
+        Raises: NodeUnavailable, OutcomeUnknownError, SessionLostError.
+        """
+        try:
+            return await self._execute_once(data)
+        except SessionLostError:
+            return await self._execute_once(data)
+
+    async def _execute_once(self, data: bytes) -> bytes:
+        session, self._session = self._session, None
+        if session is None:
+            session = await self._client.open_session(timeout_s=ENTRY_TIMEOUT_S)
+        result = await session.execute(data, timeout_s=ENTRY_TIMEOUT_S)
+        self._session = session
+        return result
+
+
+def _start(tasks: set[asyncio.Task[None]], work: Any) -> None:
+    tasks.add(asyncio.create_task(work))

@@ -1,0 +1,168 @@
+"""A scheduler's agreement through a real replica process: what is said survives whatever ends."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pdd.cell.operations import Cordoned, Status, Uncordoned
+from pdd.config.sections import Config, NodeSection
+from pdd.core.identity import Role
+from pdd.daemon.agreement import AgreementUnavailable
+from pdd.daemon.replica_child import (
+    RESTART_WINDOW_S,
+    RESTARTS_MAX,
+    ReplicaDied,
+    ReplicaRefused,
+    RestartRule,
+)
+from pdd.daemon.replica_plan import log_folder, replica_plan
+from pdd.daemon.replicated_agreement import ReplicatedAgreement
+from pdd.directory.entries import BlockDelta
+from pdd.replication.segment import segment_name
+
+pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(90)]
+WAIT_S = 30.0
+
+
+def config_in(folder: Path, *, name: str = "scheduler-0") -> Config:
+    return Config(node=NodeSection(name=name, role=Role.SCHEDULER, state_dir=folder))
+
+
+@contextlib.asynccontextmanager
+async def agreement(config: Config) -> AsyncIterator[ReplicatedAgreement]:
+    with replica_plan(config) as plan:
+        one = ReplicatedAgreement(plan, clock=asyncio.get_running_loop().time)
+        running = asyncio.create_task(one.run())
+        try:
+            await one.ready()
+            yield one
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+def cordoned(name: str, *, is_drain: bool = False) -> Cordoned:
+    return Cordoned(node=name, message="swap NIC", is_drain=is_drain, at_ms=1)
+
+
+async def say(one: ReplicatedAgreement, operation: Cordoned | Uncordoned) -> Status:
+    return await asyncio.wait_for(one.say(operation), WAIT_S)
+
+
+async def test_what_was_said_is_in_the_state_when_it_is_done_and_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    config = config_in(tmp_path)
+    async with agreement(config) as one:
+        assert await say(one, cordoned("decode-0")) is Status.APPLIED
+        assert one.state.cordons.names() == ["decode-0"]
+        assert await say(one, cordoned("decode-1", is_drain=True)) is Status.APPLIED
+        assert await say(one, cordoned("decode-1")) is Status.DUPLICATE
+        assert await say(one, Uncordoned(node="decode-0")) is Status.APPLIED
+    async with agreement(config) as again:
+        assert again.state.cordons.names() == ["decode-1"]
+        assert again.state.cordons["decode-1"].is_drain
+
+
+async def test_many_things_said_at_once_are_all_done(tmp_path: Path) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        names = [f"n-{number:03}" for number in range(200)]
+        async with asyncio.TaskGroup() as tasks:
+            said = [tasks.create_task(one.say(cordoned(name))) for name in names]
+        assert {task.result() for task in said} == {Status.APPLIED}
+        assert one.state.cordons.names() == names
+
+
+async def test_a_replica_that_is_killed_is_started_again_and_has_lost_nothing(
+    tmp_path: Path,
+) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        await say(one, cordoned("decode-0"))
+        former = one.replica_pid
+        os.kill(former, signal.SIGKILL)
+        assert await until_said(one, cordoned("decode-1")) in (Status.APPLIED, Status.DUPLICATE)
+        assert one.state.cordons.names() == ["decode-0", "decode-1"]
+        assert one.replica_pid not in (0, former)
+
+
+async def test_signals_to_all_processes_of_a_unit_leave_the_replica_running(tmp_path: Path) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        former = one.replica_pid
+        os.kill(former, signal.SIGTERM)
+        await say(one, cordoned("decode-0"))
+        assert one.replica_pid == former
+
+
+async def test_a_damaged_log_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with agreement(config) as one:
+        for number in range(3):
+            await say(one, cordoned(f"n-{number}"))
+    segment = log_folder(config) / segment_name(1)
+    data = bytearray(segment.read_bytes())
+    data[40] ^= 1
+    segment.write_bytes(data)
+    with replica_plan(config) as plan:
+        one = ReplicatedAgreement(plan, clock=asyncio.get_running_loop().time)
+        with pytest.raises(ReplicaRefused, match="do not delete it and start empty"):
+            await asyncio.wait_for(one.run(), WAIT_S)
+
+
+async def test_a_log_of_another_scheduler_is_refused_by_name(tmp_path: Path) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        await say(one, cordoned("decode-0"))
+    with replica_plan(config_in(tmp_path, name="scheduler-1")) as plan:
+        other = ReplicatedAgreement(plan, clock=asyncio.get_running_loop().time)
+        with pytest.raises(ReplicaRefused, match="scheduler-0"):
+            await asyncio.wait_for(other.run(), WAIT_S)
+
+
+async def test_a_replica_that_dies_again_and_again_ends_the_scheduler(tmp_path: Path) -> None:
+    with replica_plan(config_in(tmp_path)) as plan:
+        one = ReplicatedAgreement(plan, clock=asyncio.get_running_loop().time)
+        running = asyncio.create_task(one.run())
+        while not running.done():
+            if one.replica_pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.replica_pid, signal.SIGKILL)
+            await asyncio.sleep(0.01)
+        with pytest.raises(ReplicaDied, match=r"killed by SIGKILL.*too often"):
+            await running
+
+
+async def test_soft_operations_do_not_keep_a_hard_one_from_being_done(tmp_path: Path) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        for sequence in range(1, 400):
+            delta = BlockDelta(
+                node="decode-0",
+                boot_epoch=1,
+                first_sequence=sequence,
+                last_sequence=sequence,
+                stored=os.urandom(16_000),
+            )
+            assert one.say_soft(delta, size_bytes=16_100)
+        assert await say(one, cordoned("decode-0")) is Status.APPLIED
+
+
+def test_three_deaths_a_minute_are_forgiven_and_a_fourth_is_not() -> None:
+    rule = RestartRule()
+    assert [rule.may_restart(now_s=float(now_s)) for now_s in range(RESTARTS_MAX)] == [True] * 3
+    assert not rule.may_restart(now_s=RESTART_WINDOW_S - 1)
+
+
+def test_deaths_of_long_ago_do_not_count() -> None:
+    rule = RestartRule()
+    assert all(rule.may_restart(now_s=number * 21.0) for number in range(20))
+
+
+async def until_said(one: ReplicatedAgreement, operation: Cordoned) -> Status:
+    """What was on its way when the replica died has an unknown outcome: say it again."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with contextlib.suppress(AgreementUnavailable):
+                return await one.say(operation)
