@@ -18,6 +18,7 @@ from pdd.cli.doctor import doctor
 from pdd.cli.down import down
 from pdd.cli.drill import drill
 from pdd.cli.node import node
+from pdd.cli.raft import raft
 from pdd.cli.serve import serve
 from pdd.cli.up import supervise, up
 from pdd.cli.version import version
@@ -41,6 +42,7 @@ for _command in (
     down,
     chat,
     node,
+    raft,
     why,
     doctor,
     serve,

@@ -113,6 +113,31 @@ class ClusterOperator(Protocol):
         ...
 
 
+class ReplicaGroup(Protocol):
+    """The replicas of the schedulers' log, as an operator sees them."""
+
+    async def list_replicas(self) -> list[cluster_pb2.ReplicaInfo]:
+        """Each as it answers now, by name; also those that do not."""
+        ...
+
+    async def transfer(self, target: str) -> str:
+        """Begin to hand leadership to ``target``; who led until now. Raises UnknownReplica,
+        GroupRefused, RemoteError."""
+        ...
+
+    async def take_snapshot(self, replica: str) -> int:
+        """The log index that it covers. Raises UnknownReplica, RemoteError."""
+        ...
+
+
+class UnknownReplica(Exception):
+    """There is no replica of that name. The message names those that there are."""
+
+
+class GroupRefused(Exception):
+    """The leader will not. The message says why."""
+
+
 class ClusterHandler(Protocol):
     """Who is told what nodes say. All calls come on the event loop, in stream order per node."""
 
@@ -155,9 +180,16 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     process of this machine may call all of it.
     """
 
-    def __init__(self, handler: ClusterHandler, *, security: Security = PLAIN) -> None:
+    def __init__(
+        self,
+        handler: ClusterHandler,
+        *,
+        security: Security = PLAIN,
+        group: ReplicaGroup | None = None,
+    ) -> None:
         self._handler = handler
         self._security = security
+        self._group = group
         self.refused_caller_count = 0
         """Calls whose certificate did not allow what they claimed. Strangers without a certificate
         of the cluster get no further than the handshake, and are not counted here."""
@@ -298,6 +330,44 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             )
         return cluster_pb2.ListDecisionsResponse(decisions=decisions)
 
+    async def ListReplicas(
+        self, request: cluster_pb2.ListReplicasRequest, context: Any
+    ) -> cluster_pb2.ListReplicasResponse:
+        """See cluster.proto."""
+        group = await self._replica_group(context)
+        return cluster_pb2.ListReplicasResponse(replicas=await group.list_replicas())
+
+    async def TransferGroup(
+        self, request: cluster_pb2.TransferGroupRequest, context: Any
+    ) -> cluster_pb2.TransferGroupResponse:
+        """See cluster.proto."""
+        group = await self._replica_group(context)
+        try:
+            former = await group.transfer(request.target)
+        except (UnknownReplica, GroupRefused, RemoteError) as error:
+            await context.abort(_group_status(error), str(error))
+            raise  # not reached: abort raised
+        return cluster_pb2.TransferGroupResponse(former=former)
+
+    async def SnapshotReplica(
+        self, request: cluster_pb2.SnapshotReplicaRequest, context: Any
+    ) -> cluster_pb2.SnapshotReplicaResponse:
+        """See cluster.proto."""
+        group = await self._replica_group(context)
+        try:
+            index = await group.take_snapshot(request.replica)
+        except (UnknownReplica, RemoteError) as error:
+            await context.abort(_group_status(error), str(error))
+            raise  # not reached: abort raised
+        return cluster_pb2.SnapshotReplicaResponse(snapshot_index=index)
+
+    async def _replica_group(self, context: Any) -> ReplicaGroup:
+        await self._caller(context)
+        if self._group is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler keeps no log")
+        assert self._group is not None  # abort raised
+        return self._group
+
     async def _caller(self, context: Any) -> CertificateIdentity | None:
         try:
             return self._security.caller(context)
@@ -357,6 +427,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         while True:
             for message in coalesce(await session.outbox.take(), kinds=("submits", "cancels")):
                 await context.write(message)
+
+
+def _group_status(error: Exception) -> grpc.StatusCode:
+    if isinstance(error, UnknownReplica):
+        return grpc.StatusCode.NOT_FOUND
+    if isinstance(error, GroupRefused):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.UNAVAILABLE
 
 
 def _check_hello(caller: CertificateIdentity | None, hello: cluster_pb2.Hello) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pdd.tls.security import Security
 
 _TIMEOUT_S = 5.0
+_SNAPSHOT_TIMEOUT_S = 60.0
 
 
 class NotKnown(PddError):
@@ -77,19 +78,45 @@ class ClusterAdmin:
         request = cluster_pb2.ListDecisionsRequest(request_id=request_id)
         return list(self._call(self._stub.ListDecisions, request).decisions)
 
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+    def replicas(self) -> "list[cluster_pb2.ReplicaInfo]":
+        """Every replica of the schedulers' log, by name."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.ListReplicasRequest()
+        return list(self._call(self._stub.ListReplicas, request).replicas)
+
+    def transfer(self, target: str) -> str:
+        """Begin to hand leadership over; who led. Raises NotPossible too."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.TransferGroupRequest(target=target)
+        return str(self._call(self._stub.TransferGroup, request).former)
+
+    def take_snapshot(self, replica: str) -> int:
+        """The last log entry that the snapshot covers."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.SnapshotReplicaRequest(replica=replica)
+        response = self._call(self._stub.SnapshotReplica, request, timeout_s=_SNAPSHOT_TIMEOUT_S)
+        return int(response.snapshot_index)
+
+    def _call(
+        self, method: Callable[..., Any], request: Any, *, timeout_s: float = _TIMEOUT_S
+    ) -> Any:
         """Raises: NotKnown; NotPossible; NodeUnavailable: no answer in time, or an error."""
         import grpc
 
         try:
-            return method(request, timeout=_TIMEOUT_S)
+            return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotKnown(error.details()) from error
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise NotPossible(error.details()) from error
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NotPossible(f"scheduler at {self._scheduler}: {error.details()}") from error
             raise NodeUnavailable(
-                f"scheduler at {self._scheduler} did not answer within {_TIMEOUT_S:g} s: "
+                f"scheduler at {self._scheduler} did not answer within {timeout_s:g} s: "
                 f"{error.code().name}: {error.details()}"
             ) from error
 

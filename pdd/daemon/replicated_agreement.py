@@ -60,10 +60,14 @@ class ReplicaPlan:
     security: Security
 
     @property
-    def others(self) -> list[str]:
-        """Addresses of the other replicas."""
-        node = self.settings["node"]
-        return [where for name, where in self.settings["addresses"].items() if name != node]
+    def node(self) -> str:
+        """The own replica's name."""
+        return str(self.settings["node"])
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of all replicas by name, the own one as it was asked to listen."""
+        return dict(self.settings["addresses"])
 
 
 class ReplicatedAgreement:
@@ -87,6 +91,19 @@ class ReplicatedAgreement:
     def state(self) -> CellState:
         """See ``Agreement``."""
         return self._machine.state
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of all replicas by name, the own one where it listens now."""
+        addresses = self._plan.addresses
+        if self.replica_address:
+            addresses[self._plan.node] = self.replica_address
+        return addresses
+
+    @property
+    def security(self) -> Security:
+        """To reach them."""
+        return self._plan.security
 
     @property
     def dropped_soft_count(self) -> int:
@@ -156,7 +173,7 @@ class ReplicatedAgreement:
             except ReplicaDied as error:
                 return str(error)
             self.replica_pid, self.replica_address = child.pid, address
-            addresses = [address, *self._plan.others]
+            addresses = list(self.addresses.values())
             async with GroupClient(addresses, security=self._plan.security) as client:
                 ended = asyncio.create_task(child.ended())
                 tasks = {

@@ -16,6 +16,7 @@ from pdd.core.errors import PddError
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.grpc_extras import add_health_and_reflection
+from pdd.daemon.replica_desk import ReplicaDesk
 from pdd.daemon.replica_plan import replica_plan
 from pdd.daemon.replicated_agreement import ReplicatedAgreement
 from pdd.daemon.scheduler_driver import SchedulerDriver
@@ -90,7 +91,9 @@ class _SchedulerDaemon:
             clock=self._clock,
         )
         security, public = member_security(self._config), public_tls(self._config)
-        cluster = ClusterServicer(self._driver, security=security)
+        cluster = ClusterServicer(
+            self._driver, security=security, group=ReplicaDesk(self._agreement)
+        )
         SecurityMetrics(
             security,
             refused_caller_count=lambda: cluster.refused_caller_count,

@@ -1,4 +1,5 @@
 from pdd.rpc.v1 import inference_pb2 as _inference_pb2
+from pdd.rpc.v1 import raft_pb2 as _raft_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -619,3 +620,49 @@ class Candidate(_message.Message):
     scores: _containers.ScalarMap[str, float]
     total: float
     def __init__(self, node: _Optional[str] = ..., is_chosen: _Optional[bool] = ..., dropped_by: _Optional[str] = ..., dropped_reason: _Optional[str] = ..., inputs: _Optional[_Mapping[str, float]] = ..., scores: _Optional[_Mapping[str, float]] = ..., total: _Optional[float] = ...) -> None: ...
+
+class ListReplicasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListReplicasResponse(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaInfo]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ...) -> None: ...
+
+class ReplicaInfo(_message.Message):
+    __slots__ = ("name", "address", "fault", "status")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    fault: str
+    status: _raft_pb2.GetStatusResponse
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., fault: _Optional[str] = ..., status: _Optional[_Union[_raft_pb2.GetStatusResponse, _Mapping]] = ...) -> None: ...
+
+class TransferGroupRequest(_message.Message):
+    __slots__ = ("target",)
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    def __init__(self, target: _Optional[str] = ...) -> None: ...
+
+class TransferGroupResponse(_message.Message):
+    __slots__ = ("former",)
+    FORMER_FIELD_NUMBER: _ClassVar[int]
+    former: str
+    def __init__(self, former: _Optional[str] = ...) -> None: ...
+
+class SnapshotReplicaRequest(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    def __init__(self, replica: _Optional[str] = ...) -> None: ...
+
+class SnapshotReplicaResponse(_message.Message):
+    __slots__ = ("snapshot_index",)
+    SNAPSHOT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    snapshot_index: int
+    def __init__(self, snapshot_index: _Optional[int] = ...) -> None: ...

@@ -75,6 +75,21 @@ class ClusterStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsResponse.FromString,
                 _registered_method=True)
+        self.ListReplicas = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/ListReplicas',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListReplicasRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListReplicasResponse.FromString,
+                _registered_method=True)
+        self.TransferGroup = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/TransferGroup',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.TransferGroupRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.TransferGroupResponse.FromString,
+                _registered_method=True)
+        self.SnapshotReplica = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/SnapshotReplica',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -99,15 +114,16 @@ class ClusterServicer:
 
     def CordonNode(self, request, context):
         """CordonNode takes a node out: it finishes what it has and is given nothing new. It holds for the
-        node's name, over restarts of the node, until UncordonNode or the end of this scheduler.
-        Idempotent. Errors: NOT_FOUND (no such node; the message names those that there are).
+        node's name, over restarts of nodes and schedulers, until UncordonNode. The answer says that it is
+        committed and on disk. Idempotent. Errors: NOT_FOUND (no such node; the message names those that
+        there are), UNAVAILABLE (not agreed on in time; it may be yet).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UncordonNode(self, request, context):
-        """UncordonNode gives a node back. Idempotent. Errors: NOT_FOUND.
+        """UncordonNode gives a node back. Idempotent. Errors: as CordonNode.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +157,32 @@ class ClusterServicer:
     def ListDecisions(self, request, context):
         """ListDecisions tells how a request of the last hour was placed. Idempotent. Errors: NOT_FOUND
         (nothing is remembered of it).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReplicas(self, request, context):
+        """ListReplicas asks every replica of the schedulers' group how it is. Idempotent.
+        Errors: UNIMPLEMENTED (this scheduler keeps no log).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TransferGroup(self, request, context):
+        """TransferGroup asks the replica that leads to hand over to another one. Idempotent. Returns when
+        that has begun; ListReplicas shows how it ended.
+        Errors: NOT_FOUND (no such replica), FAILED_PRECONDITION (the leader refuses; the message says
+        why), UNAVAILABLE (nobody leads, or the leader does not answer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SnapshotReplica(self, request, context):
+        """SnapshotReplica makes a replica write its state to disk and shorten its log. Idempotent. Returns
+        when it is durable. Errors: NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,6 +230,21 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.ListDecisions,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'ListReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReplicas,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListReplicasRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListReplicasResponse.SerializeToString,
+            ),
+            'TransferGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferGroup,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.TransferGroupRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.TransferGroupResponse.SerializeToString,
+            ),
+            'SnapshotReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.SnapshotReplica,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -407,6 +464,87 @@ class Cluster:
             '/pdd.rpc.v1.Cluster/ListDecisions',
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/ListReplicas',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListReplicasRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.ListReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/TransferGroup',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.TransferGroupRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.TransferGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SnapshotReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/SnapshotReplica',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

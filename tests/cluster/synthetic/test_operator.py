@@ -159,3 +159,24 @@ def test_cordons_outlive_the_whole_cluster(tmp_path: Path) -> None:
         assert pdd(running, "node", "uncordon", "decode-0")[0] == 0
     finally:
         stop_cluster(running)
+
+
+def test_the_log_of_a_single_scheduler_can_be_looked_at_and_shortened(cluster: Cluster) -> None:
+    assert pdd(cluster, "node", "cordon", "decode-1")[0] == 0
+    assert pdd(cluster, "node", "uncordon", "decode-1")[0] == 0
+    code, out, err = pdd(cluster, "raft", "snapshot")
+    assert code == 0, err
+    code, text, err = pdd(cluster, "raft", "status", "-o", "json")
+    assert code == 0, err
+    (row,) = json.loads(text)
+    assert (row["name"], row["role"], row["leader"]) == ("scheduler-0", "leader", "scheduler-0")
+    assert out == f"scheduler-0: snapshot up to entry {row['snapshot_index']}"
+    assert row["snapshot_index"] <= row["applied_index"] == row["commit_index"]
+    assert "scheduler-0  leader" in pdd(cluster, "raft", "status")[1]
+    assert pdd(cluster, "raft", "transfer", "scheduler-0") == (
+        1,
+        "",
+        "error: scheduler-0 leads already",
+    )
+    code, _, err = pdd(cluster, "raft", "snapshot", "scheduler-7")
+    assert (code, err) == (1, "error: no replica 'scheduler-7'; there are scheduler-0")
