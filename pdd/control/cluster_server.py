@@ -333,14 +333,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def ListReplicas(
         self, request: cluster_pb2.ListReplicasRequest, context: Any
     ) -> cluster_pb2.ListReplicasResponse:
-        """See cluster.proto."""
+        """See cluster.proto; an operator's read."""
         group = await self._replica_group(context)
         return cluster_pb2.ListReplicasResponse(replicas=await group.list_replicas())
 
     async def TransferGroup(
         self, request: cluster_pb2.TransferGroupRequest, context: Any
     ) -> cluster_pb2.TransferGroupResponse:
-        """See cluster.proto."""
+        """See cluster.proto; for operators."""
         group = await self._replica_group(context)
         try:
             former = await group.transfer(request.target)
@@ -352,7 +352,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def SnapshotReplica(
         self, request: cluster_pb2.SnapshotReplicaRequest, context: Any
     ) -> cluster_pb2.SnapshotReplicaResponse:
-        """See cluster.proto."""
+        """See cluster.proto; for operators."""
         group = await self._replica_group(context)
         try:
             index = await group.take_snapshot(request.replica)
@@ -362,7 +362,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         return cluster_pb2.SnapshotReplicaResponse(snapshot_index=index)
 
     async def _replica_group(self, context: Any) -> ReplicaGroup:
-        await self._caller(context)
+        await self._admit_operator(context)
         if self._group is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler keeps no log")
         assert self._group is not None  # abort raised

@@ -14,12 +14,14 @@ from pdd.daemon.supervisor_process import with_package_path
 START_TIMEOUT_S = 60.0
 """To recover a long log on a slow disk; then it is given up."""
 STOP_TIMEOUT_S = 5.0
-RESTARTS_MAX = 3
+SHORT_PAUSE_S = 0.2
+LONG_PAUSE_S = 10.0
+QUICK_RESTARTS_MAX = 3
 RESTART_WINDOW_S = 60.0
 
 
 class ReplicaRefused(PddError):
-    """The replica will not run, and says why; starting it again would change nothing."""
+    """The replica would not start, and says why; starting it again would change nothing."""
 
 
 class ReplicaDied(PddError):
@@ -53,10 +55,10 @@ class ReplicaChild:
         return str(told["address"])
 
     async def ended(self) -> str:
-        """Waits for its end. Raises: ReplicaRefused, when it had a reason of its own."""
+        """Waits for its end; the reason, its own one if it had any."""
         line = await self._lines.readline()
         if line:
-            raise ReplicaRefused(f"raft: {json.loads(line).get('refused', line)}")
+            return f"raft: {json.loads(line).get('refused', line)}"
         return await self._how_it_ended()
 
     async def stop(self) -> None:
@@ -97,16 +99,21 @@ async def start_replica(
     return ReplicaChild(process, lines)
 
 
-class RestartRule:
-    """A replica that ends is started again, RESTARTS_MAX times within RESTART_WINDOW_S. Pure."""
+class RestartPauses:
+    """How long until a replica that ended is started again. Pure.
+
+    Short at first; LONG_PAUSE_S from the fourth time within RESTART_WINDOW_S on, so that a full
+    disk is not hammered, and is noticed soon when it has room again.
+    """
 
     def __init__(self) -> None:
-        self._deaths_s: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._deaths_s: deque[float] = deque(maxlen=QUICK_RESTARTS_MAX)
 
-    def may_restart(self, *, now_s: float) -> bool:
+    def next_s(self, *, now_s: float) -> float:
         """Asked at each death."""
         is_often = (
-            len(self._deaths_s) == RESTARTS_MAX and now_s - self._deaths_s[0] < RESTART_WINDOW_S
+            len(self._deaths_s) == QUICK_RESTARTS_MAX
+            and now_s - self._deaths_s[0] < RESTART_WINDOW_S
         )
         self._deaths_s.append(now_s)
-        return not is_often
+        return LONG_PAUSE_S if is_often else SHORT_PAUSE_S

@@ -7,10 +7,11 @@
 ``say`` returns when its operation is committed and has come back by Watch, so that whoever hears
 "done" finds it in ``state``. Nothing of a request waits for any of this.
 
-The replica is a process of its own. If it ends, it is started again, three times a minute at most;
-what was on its way has an unknown outcome, what waited goes on waiting. If it refuses to run
-(a damaged disk, a state that differs from the leader's) or ends more often, `run` raises, and the
-daemon ends with it: what starts the daemon decides about the next try.
+The replica is a process of its own, and this one outlives it. If it ends (killed, or it cannot
+write to its disk any more) it is started again, soon at first and then every ten seconds; what was
+on its way has an unknown outcome, what waits goes on waiting. Meanwhile ``state`` stays as it was
+last seen, requests are served by it, and ``fault`` says what is wrong. Only a replica that will not
+run from the very start ends the daemon: nobody should be served before cordons are known.
 """
 
 import asyncio
@@ -31,7 +32,13 @@ from pdd.cell.state import CellState
 from pdd.core.errors import NodeUnavailable
 from pdd.core.ports import Clock
 from pdd.daemon.agreement import AgreementUnavailable, Follower
-from pdd.daemon.replica_child import ReplicaDied, RestartRule, start_replica
+from pdd.daemon.replica_child import (
+    QUICK_RESTARTS_MAX,
+    ReplicaDied,
+    ReplicaRefused,
+    RestartPauses,
+    start_replica,
+)
 from pdd.directory.entries import DirectoryEntry
 from pdd.replication.client import GroupClient, OutcomeUnknownError, Session, SessionLostError
 from pdd.replication.grpc_options import CHANNEL_OPTIONS, RECONNECT_MAX_S
@@ -45,7 +52,6 @@ SAY_TIMEOUT_S = 4.5
 """Longer than an election; shorter than a command (``cluster_admin``) and a node wait."""
 ENTRY_TIMEOUT_S = 4.0
 READY_TIMEOUT_S = 10.0
-RESTART_PAUSE_S = 0.2
 
 Waiter = asyncio.Future[Status]
 
@@ -84,6 +90,8 @@ class ReplicatedAgreement:
         self._ready = asyncio.Event()
         self.replica_pid = 0
         self.replica_address = ""
+        self.fault = ""
+        """Why there is no replica at the moment; empty while there is one."""
 
     # --- for the driver ----------------------------------------------------------------------
 
@@ -152,46 +160,53 @@ class ReplicatedAgreement:
     # --- the replica and its lives -----------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever. Raises: ReplicaRefused, ReplicaDied."""
-        rule = RestartRule()
+        """For ever. Raises, if it has never listened: ReplicaRefused, ReplicaDied."""
+        pauses = RestartPauses()
+        failed_starts = 0
         try:
             while True:
-                reason = await self._live()
-                if not rule.may_restart(now_s=self._clock()):
-                    raise ReplicaDied(f"{reason}, and it did so too often: giving up")
-                log.warning("replica_restarted", reason=reason)
-                await asyncio.sleep(RESTART_PAUSE_S)
+                try:
+                    reason = await self._live()
+                    failed_starts = -1  # it has listened
+                except (ReplicaRefused, ReplicaDied) as error:
+                    reason = str(error)
+                    if failed_starts >= 0:
+                        failed_starts += 1
+                        if isinstance(error, ReplicaRefused) or failed_starts > QUICK_RESTARTS_MAX:
+                            raise
+                pause_s = pauses.next_s(now_s=self._clock())
+                self.fault = reason
+                log.error("replica_ended", reason=reason, again_in_s=pause_s)
+                await asyncio.sleep(pause_s)
         finally:
             self._fail(self._pacing.take_waiting(), "this scheduler is stopping")
 
     async def _live(self) -> str:
-        """One life of the replica; why it ended."""
+        """One life of the replica; why it ended. Raises, if it did not get so far as to listen:
+        ReplicaRefused, ReplicaDied."""
         child = await start_replica(self._plan.settings, environment=self._plan.environment)
         try:
-            try:
-                address = await child.address()
-            except ReplicaDied as error:
-                return str(error)
+            address = await child.address()
             self.replica_pid, self.replica_address = child.pid, address
+            self.fault = ""
             addresses = list(self.addresses.values())
             async with GroupClient(addresses, security=self._plan.security) as client:
                 ended = asyncio.create_task(child.ended())
-                tasks = {
-                    ended,
+                work = {
                     asyncio.create_task(self._watch(address)),
                     asyncio.create_task(self._propose(client)),
                     asyncio.create_task(self._catch_up(client)),
                 }
                 try:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({ended, *work}, return_when=asyncio.FIRST_COMPLETED)
+                    for one in work:
+                        if one.done():
+                            one.result()  # a bug: they end only by raising
+                    return ended.result()
                 finally:
-                    for task in tasks - {ended}:
+                    for task in (ended, *work):
                         task.cancel()
-                    await asyncio.wait(tasks - {ended})
-                for task in tasks - {ended}:
-                    if not task.cancelled():
-                        task.result()  # a bug: they end only by raising
-                return await ended
+                    await asyncio.wait({ended, *work})
         finally:
             self.replica_pid, self.replica_address = 0, ""
             await child.stop()
@@ -203,27 +218,32 @@ class ReplicatedAgreement:
         as it is then."""
         while True:
             async with self._plan.security.channel(address, options=CHANNEL_OPTIONS) as channel:
+                seen = CellMachine()
                 try:
                     async for response in ReplicaStub(channel).Watch(pb.WatchRequest()):
-                        await self._see(response)
+                        await self._see(seen, response)
                 except grpc.aio.AioRpcError as error:
                     log.info(
                         "replica_watch_broke", reason=f"{error.code().name}: {error.details()}"
                     )
             await asyncio.sleep(RECONNECT_MAX_S)
 
-    async def _see(self, response: pb.WatchResponse) -> None:
-        before = self._machine.index
+    async def _see(self, seen: CellMachine, response: pb.WatchResponse) -> None:
+        """``seen``: what this stream has told. A replica that has just started tells old news
+        until it has caught up: cordons are not taken back for that moment."""
+        before = seen.index
         if response.HasField("snapshot"):
-            self._machine.restore(response.snapshot)
+            seen.restore(response.snapshot)
             before = -1
         for entry in response.entries:
-            self._machine.apply(entry.index, entry.body)
-        if self._machine.index != before:
-            for follower in self._followers:
-                follower(self._machine.state)
-            async with self._seen:
-                self._seen.notify_all()
+            seen.apply(entry.index, entry.body)
+        if seen.index == before or seen.index < self._machine.index:
+            return
+        self._machine = seen
+        for follower in self._followers:
+            follower(seen.state)
+        async with self._seen:
+            self._seen.notify_all()
 
     async def _until_seen(self, index: int) -> None:
         async with self._seen:
@@ -270,9 +290,19 @@ class ReplicatedAgreement:
 
     async def _send_hard(self, lane: "_Lane", batch: HardBatch[Waiter]) -> None:
         try:
-            applied = decode_result(await lane.execute(CODEC.encode(batch.operations)))
+            # Whoever was told "not agreed on" before it was sent must not see it happen hours
+            # later, when the replica is back.
+            wanted = [
+                (operation, waiter)
+                for operation, waiter in zip(batch.operations, batch.tokens, strict=True)
+                if not waiter.done()
+            ]
+            if not wanted:
+                return
+            entry = CODEC.encode([operation for operation, _ in wanted])
+            applied = decode_result(await lane.execute(entry))
             await self._until_seen(applied.index)
-            for waiter, status in zip(batch.tokens, applied.statuses, strict=True):
+            for (_, waiter), status in zip(wanted, applied.statuses, strict=True):
                 if not waiter.done():
                     waiter.set_result(status)
         except (NodeUnavailable, OutcomeUnknownError, SessionLostError, EntryError) as error:

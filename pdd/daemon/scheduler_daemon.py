@@ -190,6 +190,8 @@ class _SchedulerDaemon:
     def _health(self) -> Health:
         prefill_count, decode_count = self._driver.ready_counts()
         reason = "" if decode_count else "no decode node is ready"
+        if self._agreement.fault and not reason:
+            reason = f"cordons and nodes' joins wait: {self._agreement.fault}"
         degraded = [
             node.identity.name for node in self._driver.list_nodes() if node.state == "degraded"
         ]

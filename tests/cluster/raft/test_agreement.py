@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,19 +15,20 @@ from pdd.config.sections import Config, NodeSection
 from pdd.core.identity import Role
 from pdd.daemon.agreement import AgreementUnavailable
 from pdd.daemon.replica_child import (
+    LONG_PAUSE_S,
+    QUICK_RESTARTS_MAX,
     RESTART_WINDOW_S,
-    RESTARTS_MAX,
-    ReplicaDied,
+    SHORT_PAUSE_S,
     ReplicaRefused,
-    RestartRule,
+    RestartPauses,
 )
 from pdd.daemon.replica_plan import log_folder, replica_plan
 from pdd.daemon.replicated_agreement import ReplicatedAgreement
 from pdd.directory.entries import BlockDelta
 from pdd.replication.segment import segment_name
 
-pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(90)]
-WAIT_S = 30.0
+pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(200)]
+WAIT_S = 70.0
 
 
 def config_in(folder: Path, *, name: str = "scheduler-0") -> Config:
@@ -122,17 +124,40 @@ async def test_a_log_of_another_scheduler_is_refused_by_name(tmp_path: Path) -> 
             await asyncio.wait_for(other.run(), WAIT_S)
 
 
-async def test_a_replica_that_dies_again_and_again_ends_the_scheduler(tmp_path: Path) -> None:
-    with replica_plan(config_in(tmp_path)) as plan:
-        one = ReplicatedAgreement(plan, clock=asyncio.get_running_loop().time)
-        running = asyncio.create_task(one.run())
-        while not running.done():
-            if one.replica_pid:
-                with contextlib.suppress(ProcessLookupError):
+async def test_a_replica_that_dies_again_and_again_leaves_what_was_known(tmp_path: Path) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        await say(one, cordoned("decode-0"))
+        killed: set[int] = set()
+        async with asyncio.timeout(WAIT_S):
+            while len(killed) <= QUICK_RESTARTS_MAX:
+                if one.replica_pid and one.replica_pid not in killed:
+                    killed.add(one.replica_pid)
                     os.kill(one.replica_pid, signal.SIGKILL)
-            await asyncio.sleep(0.01)
-        with pytest.raises(ReplicaDied, match=r"killed by SIGKILL.*too often"):
-            await running
+                await asyncio.sleep(0.01)
+            while not one.fault:  # noqa: ASYNC110 -- a state, not an event
+                await asyncio.sleep(0.01)
+        assert "killed by SIGKILL" in one.fault
+        assert one.state.cordons.names() == ["decode-0"]
+        with pytest.raises(AgreementUnavailable):  # long pauses by now
+            await one.say(cordoned("decode-1"))
+        assert await until_said(one, cordoned("decode-2")) in (Status.APPLIED, Status.DUPLICATE)
+        assert one.fault == ""
+        assert one.state.cordons.names() == ["decode-0", "decode-2"], (
+            "what was given up before it was sent does not happen later"
+        )
+
+
+async def test_a_replica_whose_disk_is_full_is_started_again_and_nothing_false_is_said(
+    tmp_path: Path,
+) -> None:
+    async with agreement(config_in(tmp_path)) as one:
+        await say(one, cordoned("decode-0"))
+        former = one.replica_pid
+        resource.prlimit(former, resource.RLIMIT_FSIZE, (0, 0))  # every write fails, as on ENOSPC
+        said = await until_said(one, cordoned("decode-1"))
+        assert said in (Status.APPLIED, Status.DUPLICATE)
+        assert one.replica_pid not in (0, former), "the one that could not write has ended"
+        assert one.state.cordons.names() == ["decode-0", "decode-1"]
 
 
 async def test_soft_operations_do_not_keep_a_hard_one_from_being_done(tmp_path: Path) -> None:
@@ -149,15 +174,16 @@ async def test_soft_operations_do_not_keep_a_hard_one_from_being_done(tmp_path: 
         assert await say(one, cordoned("decode-0")) is Status.APPLIED
 
 
-def test_three_deaths_a_minute_are_forgiven_and_a_fourth_is_not() -> None:
-    rule = RestartRule()
-    assert [rule.may_restart(now_s=float(now_s)) for now_s in range(RESTARTS_MAX)] == [True] * 3
-    assert not rule.may_restart(now_s=RESTART_WINDOW_S - 1)
+def test_three_deaths_a_minute_are_quickly_over_and_the_fourth_is_not() -> None:
+    pauses = RestartPauses()
+    for now_s in range(QUICK_RESTARTS_MAX):
+        assert pauses.next_s(now_s=float(now_s)) == SHORT_PAUSE_S
+    assert pauses.next_s(now_s=RESTART_WINDOW_S - 1) == LONG_PAUSE_S
 
 
 def test_deaths_of_long_ago_do_not_count() -> None:
-    rule = RestartRule()
-    assert all(rule.may_restart(now_s=number * 21.0) for number in range(20))
+    pauses = RestartPauses()
+    assert {pauses.next_s(now_s=number * 21.0) for number in range(20)} == {SHORT_PAUSE_S}
 
 
 async def until_said(one: ReplicatedAgreement, operation: Cordoned) -> Status:
