@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from pdd.cli.bench import bench
+from pdd.cli.block import block
 from pdd.cli.certs import certs
 from pdd.cli.chat import chat
 from pdd.cli.config import config
@@ -43,6 +44,7 @@ for _command in (
     chat,
     node,
     raft,
+    block,
     why,
     doctor,
     serve,

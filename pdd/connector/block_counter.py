@@ -79,6 +79,12 @@ class BlockCounter:
             if request_id in self._running:
                 self._running[request_id] = ()
 
+    def table_of(self, request_id: str) -> list[int]:
+        """The blocks of a request, in prompt order; none where it has none."""
+        assert self._manager is not None, "asked before bind"
+        (tables,) = (one.req_to_blocks for one in self._manager.coordinator.single_type_managers)
+        return [block.block_id for block in tables.get(request_id, ())]
+
     # --- counting ----------------------------------------------------------------------------
 
     @property

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import StepMetadata
 from pdd.connector.process import die_with_parent
-from pdd.connector.scheduler_side import SchedulerSide, first_tokens_of
+from pdd.connector.scheduler_side import SchedulerSide, told_by_workers
 from pdd.connector.worker_side import WorkerSettings, WorkerSide
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """First tokens of the requests reported as received in this step."""
-        return self._worker.take_first_tokens()
+        """First tokens of the requests reported as received in this step, and what was asked."""
+        return self._worker.take_metadata()
 
     def shutdown(self) -> None:
         """This process ends.
@@ -174,7 +174,7 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Before vLLM acts on what the workers reported."""
         self._scheduler.worker_output(
-            first_tokens_of(connector_output.kv_connector_worker_meta),
+            told_by_workers(connector_output.kv_connector_worker_meta),
             received=connector_output.finished_recving or set(),
             sent=connector_output.finished_sending or set(),
         )

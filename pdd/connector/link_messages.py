@@ -20,6 +20,8 @@ DisconnectRank down       close it
 AskConnections down       answer with Connections
 Connections    up         the rank's connections as they are
 Blocks         up         the blocks as the engine's own process last counted them
+AskTable       down       answer with Table, after the next engine step
+Table          up         the blocks of one job
 =============  =========  ==================================================================
 """
 
@@ -150,6 +152,19 @@ class Blocks:
     doubled_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskTable:
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """``block_ids``: in prompt order, the same on every rank; empty where nothing is held."""
+
+    key: str
+    block_ids: list[int]
+
+
 LinkMessage = (
     Hello
     | Progress
@@ -164,6 +179,8 @@ LinkMessage = (
     | AskConnections
     | Connections
     | Blocks
+    | AskTable
+    | Table
 )
 _TYPES: dict[str, type[LinkMessage]] = {kind.__name__: kind for kind in get_args(LinkMessage)}
 _FIELD_TYPES = {

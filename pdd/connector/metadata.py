@@ -4,7 +4,7 @@ History of ``METADATA_VERSION`` (both halves always come from one installation, 
 can only mean that two installations were mixed; the worker half then refuses to run):
 
 1. first version.
-2. ``census``.
+2. ``census``; ``tables`` and what asks for them.
 """
 
 from dataclasses import dataclass, field
@@ -80,15 +80,22 @@ class StepMetadata(KVConnectorMetadata):
     progress: list[PromptProgress] = field(default_factory=list)
     census: BlockCensus | None = None
     """The blocks as they were when the step was scheduled; None when they were not counted."""
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    """Block tables of the jobs that were asked for; empty for those that hold none."""
 
 
 @dataclass(kw_only=True)
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Worker halves to scheduler half: the first token of each engine request that is ready."""
+    """Worker halves to scheduler half: the first token of each engine request that is ready, and
+    the jobs whose block table somebody wants to see."""
 
     first_tokens: dict[str, int] = field(default_factory=dict)
+    asked_keys: list[str] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Ranks learn the same token, each at its own moment."""
         assert isinstance(other, WorkerMetadata)
-        return WorkerMetadata(first_tokens={**self.first_tokens, **other.first_tokens})
+        return WorkerMetadata(
+            first_tokens={**self.first_tokens, **other.first_tokens},
+            asked_keys=[*self.asked_keys, *other.asked_keys],
+        )

@@ -54,6 +54,9 @@ class SchedulerSide:
         self._counter = counter
         self._jobs: dict[str, _Job] = {}
         self._requests: dict[str, Request] = {}
+        self._request_ids: dict[str, str] = {}  # by key, as long as blocks may be held
+        self._kept_keys: dict[str, str] = {}  # of jobs that have ended, by request id
+        self._asked_keys: list[str] = []
         self._step = StepMetadata()
 
     def on_new_request(self, request: "Request") -> None:
@@ -64,6 +67,7 @@ class SchedulerSide:
             job = _Job(params=params, prompt_token_count=request.num_prompt_tokens)
             self._jobs[request.request_id] = job
             self._requests[request.request_id] = request
+            self._request_ids[params.key] = request.request_id
             if params.kind is JobKind.PREFILL:
                 # Known from now on, so that a ticket which comes while the prompt waits its turn
                 # is kept until the request's own deadline.
@@ -120,6 +124,10 @@ class SchedulerSide:
         for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             self._scheduled(req_id, computed, output.num_scheduled_tokens[req_id], output)
         step, self._step = self._step, StepMetadata()
+        for key in self._asked_keys:
+            request_id = self._request_ids.get(key)
+            step.tables[key] = [] if request_id is None else self._counter.table_of(request_id)
+        self._asked_keys.clear()
         step.census = self._counter.look(is_idle=output.total_num_scheduled_tokens == 0)
         return step
 
@@ -196,9 +204,7 @@ class SchedulerSide:
             job.source_aborted = True
             self._step.aborted_sources.append(job.params.key)
 
-    def worker_output(
-        self, first_tokens: dict[str, int], *, received: set[str], sent: set[str]
-    ) -> None:
+    def worker_output(self, told: WorkerMetadata, *, received: set[str], sent: set[str]) -> None:
         """Called before vLLM frees the blocks of ``sent`` requests and marks ``received`` ones as
         ready to be promoted.
 
@@ -206,14 +212,17 @@ class SchedulerSide:
         sequence it has not seen from there (vllm/v1/worker/gpu_model_runner.py, _update_states);
         position ``len(prompt)`` is then the one token that the next step computes.
         """
+        self._asked_keys += told.asked_keys
         self._counter.released(sent | received)
+        for req_id in sent | received:
+            self._request_ids.pop(self._kept_keys.pop(req_id, ""), None)
         for req_id in sorted(received):
             job = self._jobs.get(req_id)
             request = self._requests.get(req_id)
             if job is None or request is None:
                 continue
             job.waits_for_blocks = False
-            token = first_tokens.get(req_id)
+            token = told.first_tokens.get(req_id)
             if token is None or request.is_finished():
                 continue
             assert request.prompt_token_ids is not None
@@ -226,9 +235,14 @@ class SchedulerSide:
         """True: keep the blocks until the worker halves report the request as sent."""
         job = self._jobs.pop(request.request_id, None)
         self._requests.pop(request.request_id, None)
-        self._counter.ended(request.request_id, _kept_as(job))
+        kept = _kept_as(job)
+        self._counter.ended(request.request_id, kept)
         if job is None:
             return False
+        if kept is None:
+            self._request_ids.pop(job.params.key, None)
+        else:
+            self._kept_keys[request.request_id] = job.params.key
         if job.waits_for_blocks or (
             job.params.kind is JobKind.DECODE and not job.target_opened
         ):  # a job that never had blocks may have left its first token behind
@@ -251,6 +265,6 @@ def _kept_as(job: _Job | None) -> BlockState | None:
     return BlockState.LEASED if job.prompt_done else BlockState.QUARANTINED
 
 
-def first_tokens_of(metadata: object) -> dict[str, int]:
-    """The first tokens in a step's worker metadata; none if there was nothing to say."""
-    return metadata.first_tokens if isinstance(metadata, WorkerMetadata) else {}
+def told_by_workers(metadata: object) -> WorkerMetadata:
+    """A step's worker metadata; empty if there was nothing to say."""
+    return metadata if isinstance(metadata, WorkerMetadata) else WorkerMetadata()

@@ -26,6 +26,7 @@ from pdd.connector.fingerprint import pool_fingerprint
 from pdd.connector.link_client import LinkClient
 from pdd.connector.link_messages import (
     AskConnections,
+    AskTable,
     Blocks,
     Connections,
     ConnectRank,
@@ -39,6 +40,7 @@ from pdd.connector.link_messages import (
     LoadFailed,
     Progress,
     Ready,
+    Table,
 )
 from pdd.connector.metadata import (
     METADATA_VERSION,
@@ -72,6 +74,9 @@ its job then runs into its deadline and is planned anew."""
 _GONE_TARGETS_MAX = 4096
 """Decode jobs that are over, remembered so that a late first token is not kept for them. At the
 bound the oldest is forgotten; a token that is later still counts among the early ones."""
+
+_ASKED_KEYS_MAX = 64
+"""Block tables asked for in one step. At the bound the oldest question stays unanswered."""
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets a busy model thread delay each post by that much."""
@@ -153,6 +158,7 @@ class WorkerSide:
         self._gone_targets: OrderedDict[str, None] = OrderedDict()
         self._reported_tokens: dict[str, int] = {}
         self._failed_blocks: set[int] = set()
+        self._asked_keys: list[str] = []
         self._counters: dict[str, float] = {}
 
     def register(self, kv_caches: "dict[str, torch.Tensor]") -> None:
@@ -210,8 +216,11 @@ class WorkerSide:
                         cached_token_count=progress.cached_token_count,
                     )
                 )
-        if self._rank == 0 and step.census is not None:
-            self._send(_blocks_of(step.census))
+        if self._rank == 0:
+            if step.census is not None:
+                self._send(_blocks_of(step.census))
+            for key, block_ids in step.tables.items():
+                self._send(Table(key=key, block_ids=block_ids))
         for opened in step.opened_targets:
             self._open_target(opened)
         for key in step.cancelled_targets:
@@ -272,10 +281,12 @@ class WorkerSide:
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
-    def take_first_tokens(self) -> WorkerMetadata | None:
-        """First tokens of requests reported as received, since the last call."""
+    def take_metadata(self) -> WorkerMetadata | None:
+        """First tokens of requests reported as received and keys asked for since the last call."""
         tokens, self._reported_tokens = self._reported_tokens, {}
-        return WorkerMetadata(first_tokens=tokens) if tokens else None
+        with self._lock:
+            keys, self._asked_keys = self._asked_keys, []
+        return WorkerMetadata(first_tokens=tokens, asked_keys=keys) if tokens or keys else None
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -418,6 +429,9 @@ class WorkerSide:
                 self._transfer.disconnect(_peer_of(message))
             case AskConnections():
                 self._send(_connections_of(self._transfer.connections()))
+            case AskTable():
+                with self._lock:
+                    self._asked_keys = [*self._asked_keys[-_ASKED_KEYS_MAX + 1 :], message.key]
             case FirstToken():
                 with self._lock:
                     if message.key in self._gone_targets:

@@ -82,6 +82,11 @@ class NodeSession:
             left = cluster_pb2.PeerLeft(identity=identity_to_proto(identity))
             self.outbox.put(cluster_pb2.SchedulerMessage(peer_left=left))
 
+    def ask_blocks(self, request_id: str, generation: int) -> None:
+        """Queue a question for a request's blocks."""
+        ask = cluster_pb2.AskBlocks(request_id=request_id, generation=generation)
+        self.outbox.put(cluster_pb2.SchedulerMessage(ask_blocks=ask))
+
     def close(self, reason: str) -> None:
         """End the stream from this side. Idempotent."""
         self.close_reason = self.close_reason or reason
@@ -90,6 +95,14 @@ class NodeSession:
 
 class UnknownNode(Exception):
     """There is no node of that name. The message names those that there are."""
+
+
+class UnknownRequest(Exception):
+    """The request does not run here. The message says what is known of it."""
+
+
+class TooManyAsk(Exception):
+    """So many questions wait for answers that one more is refused."""
 
 
 class ClusterOperator(Protocol):
@@ -138,6 +151,14 @@ class GroupRefused(Exception):
     """The leader will not. The message says why."""
 
 
+class BlockFinder(Protocol):
+    """Where blocks are."""
+
+    async def locate(self, request_id: str) -> cluster_pb2.LocateBlocksResponse:
+        """Where a running request is. Raises UnknownRequest, TooManyAsk."""
+        ...
+
+
 class ClusterHandler(Protocol):
     """Who is told what nodes say. All calls come on the event loop, in stream order per node."""
 
@@ -170,6 +191,11 @@ class ClusterHandler(Protocol):
     @property
     def role_operator(self) -> RoleOperator:
         """For what is asked about roles."""
+        ...
+
+    @property
+    def blocks(self) -> BlockFinder:
+        """For ``LocateBlocks``."""
         ...
 
 
@@ -367,6 +393,20 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler keeps no log")
         assert self._group is not None  # abort raised
         return self._group
+
+    async def LocateBlocks(
+        self, request: cluster_pb2.LocateBlocksRequest, context: Any
+    ) -> cluster_pb2.LocateBlocksResponse:
+        """See cluster.proto; an operator's read."""
+        await self._admit_operator(context)
+        try:
+            return await self._handler.blocks.locate(request.request_id)
+        except UnknownRequest as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # not reached: abort raised
+        except TooManyAsk as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise  # not reached: abort raised
 
     async def _caller(self, context: Any) -> CertificateIdentity | None:
         try:

@@ -100,6 +100,14 @@ class ClusterAdmin:
         response = self._call(self._stub.SnapshotReplica, request, timeout_s=_SNAPSHOT_TIMEOUT_S)
         return int(response.snapshot_index)
 
+    def locate(self, request_id: str) -> "cluster_pb2.LocateBlocksResponse":
+        """Where the blocks of a running request are."""
+        from pdd.rpc.v1 import cluster_pb2
+
+        request = cluster_pb2.LocateBlocksRequest(request_id=request_id)
+        response: cluster_pb2.LocateBlocksResponse = self._call(self._stub.LocateBlocks, request)
+        return response
+
     def _call(
         self, method: Callable[..., Any], request: Any, *, timeout_s: float = _TIMEOUT_S
     ) -> Any:

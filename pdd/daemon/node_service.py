@@ -1,5 +1,6 @@
 """What a node says to schedulers and peers, and what it does when they speak."""
 
+import asyncio
 import os
 from collections.abc import Callable
 
@@ -20,6 +21,9 @@ from pdd.rpc.v1 import cluster_pb2
 
 log = structlog.get_logger(__name__)
 
+
+_LOCATING_COUNT_MAX = 64
+"""Questions for blocks that the engine has not answered yet; each is over within a second."""
 
 _News = tuple[EngineStats, str, BlockCensus | None]
 """What a scheduler is told of at once."""
@@ -58,6 +62,7 @@ class NodeService:
         self._refused_caller_count = refused_caller_count
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, _News] = {}
+        self._locating: set[asyncio.Task[None]] = set()
 
     def hello(self) -> cluster_pb2.Hello:
         """Everything a scheduler and a peer must know about this node."""
@@ -116,6 +121,8 @@ class NodeService:
                 self._jobs.first_token(
                     RequestId(first.request_id), first.generation, first.token_id
                 )
+            case "ask_blocks":
+                self._locate(link, message.ask_blocks)
             case "peers_joined":
                 self._peers.joined(link.address, message.peers_joined)
             case "peer_left":
@@ -149,6 +156,22 @@ class NodeService:
                 )
             )
         )
+
+    def _locate(self, link: SchedulerLink, ask: cluster_pb2.AskBlocks) -> None:
+        """Answer when the engine has; beyond the bound not at all, and the asker gives up."""
+        if len(self._locating) >= _LOCATING_COUNT_MAX:
+            return
+
+        async def answer() -> None:
+            ranks = await self._engine.locate(_key(ask.request_id, ask.generation))
+            held = cluster_pb2.BlocksHeld(request_id=ask.request_id, generation=ask.generation)
+            for block_ids in ranks or ():
+                held.ranks.add(block_ids=block_ids)
+            link.send(cluster_pb2.NodeMessage(blocks_held=held))
+
+        task = asyncio.create_task(answer())
+        self._locating.add(task)
+        task.add_done_callback(self._locating.discard)
 
     def _news(self) -> "_News":
         return self._engine.stats(), self._health.degraded_reason, self._blocks.census
@@ -200,7 +223,7 @@ def job_from_submit(submit: cluster_pb2.Submit) -> Job:
             ucx_addresses=tuple(submit.source.ucx_worker_addresses),
         )
     return Job(
-        key=f"{submit.request_id}/{submit.generation}",
+        key=_key(submit.request_id, submit.generation),
         kind=kind,
         prompt_token_ids=tuple(submit.prompt_token_ids),
         emitted_token_ids=tuple(submit.emitted_token_ids),
@@ -210,6 +233,11 @@ def job_from_submit(submit: cluster_pb2.Submit) -> Job:
         deadline_s=submit.deadline_s,
         source=source,
     )
+
+
+def _key(request_id: str, generation: int) -> str:
+    """A job's name on every node."""
+    return f"{request_id}/{generation}"
 
 
 def _send_failed(

@@ -25,6 +25,7 @@ from pdd.core.ports import Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.agreed_cordons import AgreedCordons
 from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
+from pdd.daemon.block_locator import BlockLocator
 from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
@@ -105,8 +106,11 @@ class SchedulerDriver:
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
-        self._blocks: dict[NodeName, cluster_pb2.BlockStates] = {}
+        self._block_states: dict[NodeName, cluster_pb2.BlockStates] = {}
         self._streams: dict[RequestId, RequestStream] = {}
+        self.blocks = BlockLocator(
+            core=core, sessions=self._sessions, streams=self._streams, now=clock
+        )
         self._events: deque[Event] = deque()
         self._stepping = False
         self._crash: Exception | None = None
@@ -201,7 +205,7 @@ class SchedulerDriver:
             del self._sessions[name]
             self._step(NodeLost(identity=former.identity, reason=reason))
         self._links.pop(name, None)
-        self._blocks.pop(name, None)
+        self._block_states.pop(name, None)
         log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         self._sessions[name] = session
         self._hellos[name] = hello
@@ -237,7 +241,7 @@ class SchedulerDriver:
                     link for link in status.links if link.peer in self._core.nodes
                 ]
                 if status.HasField("blocks"):
-                    self._blocks[session.identity.name] = status.blocks
+                    self._block_states[session.identity.name] = status.blocks
                 self._step(
                     NodeReported(
                         node=session.identity.name,
@@ -268,6 +272,8 @@ class SchedulerDriver:
                         kind=_failure_kind(failed.kind),
                     )
                 )
+            case "blocks_held":
+                self.blocks.answered(session.identity.name, message.blocks_held)
             case other:
                 log.warning("node_message_ignored", node=session.identity.name, kind=other)
 
@@ -299,7 +305,7 @@ class SchedulerDriver:
                     pid=hello.pid,
                     model=hello.model,
                     links=self._links.get(name, ()) if name in self._sessions else (),
-                    blocks=self._blocks.get(name) if name in self._sessions else None,
+                    blocks=self._block_states.get(name) if name in self._sessions else None,
                     duty=self.role_operator.duty(node),
                 )
             )
@@ -448,7 +454,7 @@ class SchedulerDriver:
                 del self._hellos[effect.node]
                 self._transfer_counters.pop(effect.node, None)
                 self._links.pop(effect.node, None)
-                self._blocks.pop(effect.node, None)
+                self._block_states.pop(effect.node, None)
             case IntroducePeers():
                 session = self._sessions.get(effect.node)
                 if session is not None:

@@ -133,6 +133,12 @@ class Engine(Protocol):
         engine steps, and after its last step. None before the first. To be called often."""
         ...
 
+    async def locate(self, key: str) -> tuple[tuple[int, ...], ...] | None:
+        """The blocks that are held for a job, in prompt order, for each rank; also after its end,
+        while a transfer may touch them. None: the engine holds nothing for it, or said nothing
+        within a second."""
+        ...
+
     def counters(self) -> dict[str, float]:
         """The transfer engine's counters."""
         ...

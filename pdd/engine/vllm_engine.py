@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from pdd.connector.link_messages import (
     AskConnections,
+    AskTable,
     Blocks,
     Connections,
     ConnectRank,
@@ -31,6 +32,7 @@ from pdd.connector.link_messages import (
     LoadFailed,
     Progress,
     Ready,
+    Table,
 )
 from pdd.connector.worker_side import WorkerSettings
 from pdd.core.blocks import BlockCensus
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_TIMEOUT_S = 5.0
 _HELLO_TIMEOUT_S = 10.0
+_LOCATE_TIMEOUT_S = 1.0
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -91,6 +94,7 @@ class VllmEngine:
             free_block_count=0, running_sequence_count=0, waiting_sequence_count=0
         )
         self._census: BlockCensus | None = None
+        self._asked_tables: dict[str, list[asyncio.Future[tuple[int, ...]]]] = {}
         self._counters: dict[str, float] = {}
         self._connections: dict[int, tuple[RankConnection, ...]] = {}
         self._send_control: Callable[[PeerControl], None] | None = None
@@ -209,6 +213,26 @@ class VllmEngine:
     def census(self) -> BlockCensus | None:
         """See ``Engine.census``."""
         return self._census
+
+    async def locate(self, key: str) -> tuple[tuple[int, ...], ...] | None:
+        """See ``Engine.locate``. vLLM's own process is asked, which answers with its next step; an
+        engine that takes none holds nothing. All ranks use the same block numbers."""
+        assert self._link is not None
+        answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        self._asked_tables.setdefault(key, []).append(answer)
+        self._link.send(0, AskTable(key=key))
+        try:
+            async with asyncio.timeout(_LOCATE_TIMEOUT_S):
+                blocks = await answer
+        except TimeoutError:
+            return None
+        finally:
+            waiting = self._asked_tables.get(key, [])
+            if answer in waiting:
+                waiting.remove(answer)
+                if not waiting:
+                    del self._asked_tables[key]
+        return (blocks,) * self._settings.tensor_parallel_size if blocks else None
 
     def counters(self) -> dict[str, float]:
         """See ``Engine.counters``."""
@@ -340,6 +364,10 @@ class VllmEngine:
                 )
             case Counters():
                 self._counters = message.values
+            case Table():
+                for asked in self._asked_tables.pop(message.key, ()):
+                    if not asked.done():
+                        asked.set_result(tuple(message.block_ids))
             case Blocks():
                 self._census = BlockCensus(**asdict(message))
             case Connections():

@@ -314,6 +314,13 @@ class Batch:
         if parted is not None:
             self.ledger.release(reversed(parted.blocks), parted.hold)
 
+    def blocks_of(self, key: str) -> list[int] | None:
+        """The blocks that are held for a job, in order; None where nothing is."""
+        blocks = [one.blocks for one in self.sequences() if one.key == key and one.blocks]
+        if parted := self._parted.get(key):
+            blocks.append(parted.blocks)
+        return blocks[0] if blocks else None
+
     def holders(self) -> dict[Hold, list[list[int]]]:
         """The blocks of everybody who holds some, by the kind of hold."""
         active = [one.blocks for one in (*self._running, *self._loaded)]

@@ -247,6 +247,11 @@ class SyntheticEngine:
             self._counted = now_s, stats, census
         return census
 
+    async def locate(self, key: str) -> tuple[tuple[int, ...], ...] | None:
+        """See ``Engine.locate``. All ranks use the same block numbers."""
+        blocks = self.batch.blocks_of(key)
+        return None if blocks is None else (tuple(blocks),) * len(self.pools)
+
     def counters(self) -> dict[str, float]:
         """See ``Engine.counters``; beside the transfers' own, this engine's steps."""
         return {

@@ -19,20 +19,22 @@ class NodeIdentity(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[str] = ..., boot_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens")
+    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     status: NodeStatus
     frames: FrameBatch
     failed: NodeRequestFailed
     transfer_done: TransferDone
     tokens: TokenColumns
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ...) -> None: ...
+    blocks_held: BlocksHeld
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned")
@@ -221,20 +223,22 @@ class TransferDone(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left")
+    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PEERS_JOINED_FIELD_NUMBER: _ClassVar[int]
     PEER_LEFT_FIELD_NUMBER: _ClassVar[int]
+    ASK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     submits: SubmitBatch
     cancels: CancelBatch
     first_token: FirstToken
     peers_joined: PeersJoined
     peer_left: PeerLeft
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ...) -> None: ...
+    ask_blocks: AskBlocks
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version",)
@@ -255,6 +259,30 @@ class PeerLeft(_message.Message):
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ...) -> None: ...
+
+class AskBlocks(_message.Message):
+    __slots__ = ("request_id", "generation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class BlocksHeld(_message.Message):
+    __slots__ = ("request_id", "generation", "ranks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankBlocks]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankBlocks, _Mapping]]] = ...) -> None: ...
+
+class RankBlocks(_message.Message):
+    __slots__ = ("block_ids",)
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SubmitBatch(_message.Message):
     __slots__ = ("submits",)
@@ -538,6 +566,48 @@ class ListDecisionsResponse(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class LocateBlocksRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class LocateBlocksResponse(_message.Message):
+    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    phase: str
+    path: str
+    owner: str
+    watermark_tokens: int
+    output_tokens: int
+    tenant: str
+    nodes: _containers.RepeatedCompositeFieldContainer[HeldOnNode]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ...) -> None: ...
+
+class HeldOnNode(_message.Message):
+    __slots__ = ("node", "role", "leased_block_count", "is_answered", "ranks")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IS_ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    role: str
+    leased_block_count: int
+    is_answered: bool
+    ranks: _containers.RepeatedCompositeFieldContainer[RankBlocks]
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., leased_block_count: _Optional[int] = ..., is_answered: _Optional[bool] = ..., ranks: _Optional[_Iterable[_Union[RankBlocks, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("request_id", "generation", "age_s", "outcome", "path", "reason", "waited_s", "repeated_count", "choices", "path_inputs", "tenant")

@@ -90,6 +90,11 @@ class ClusterStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaResponse.FromString,
                 _registered_method=True)
+        self.LocateBlocks = channel.unary_unary(
+                '/pdd.rpc.v1.Cluster/LocateBlocks',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.LocateBlocksRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.LocateBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -188,6 +193,15 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LocateBlocks(self, request, context):
+        """LocateBlocks tells where a running request's blocks are. Its nodes are asked; one that does not
+        answer within 2 s is told without blocks. Idempotent. Errors: NOT_FOUND (it does not run here;
+        the message says what is remembered), RESOURCE_EXHAUSTED (too many ask at once).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -245,6 +259,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.SnapshotReplica,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaResponse.SerializeToString,
+            ),
+            'LocateBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateBlocks,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.LocateBlocksRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_cluster__pb2.LocateBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -545,6 +564,33 @@ class Cluster:
             '/pdd.rpc.v1.Cluster/SnapshotReplica',
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_cluster__pb2.SnapshotReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Cluster/LocateBlocks',
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.LocateBlocksRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_cluster__pb2.LocateBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

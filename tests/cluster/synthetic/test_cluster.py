@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pdd.cli.main import main
 from tests.vllm.cluster import Cluster, Node, logs, run_cli, start_cluster, stop_cluster
 
 WAIT_S = 20.0
@@ -149,6 +150,32 @@ def test_tenants_share_no_blocks_and_are_counted_apart(cluster: Cluster) -> None
     metrics = httpx.get(f"{cluster.http}/metrics", timeout=WAIT_S).text
     assert 'pdd_tenant_requests_total{outcome="finished",tenant="acme"} 2.0' in metrics
     assert f'pdd_tenant_tokens_total{{kind="cached",tenant="acme"}} {cached[3]}.0' in metrics
+
+
+def test_a_running_request_s_blocks_are_located_on_its_nodes(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    located: list[dict[str, Any]] = []
+
+    def look(count: int, event: dict[str, Any]) -> None:
+        if count == 5:  # in this process: another one takes longer to start than the answer
+            assert main(["block", "locate", event["id"], "-o", "json", "--scheduler", address]) == 0
+            located.append(json.loads(capsys.readouterr().out))
+
+    address = cluster.grpc
+
+    _, usage = stream(cluster, {"prompt": STORY, **LONG}, on_token=look)
+    (told,) = located
+    assert (told["phase"], told["path"]) == ("decoding", "disaggregated")
+    assert told["owner"] == usage["pdd"]["decode_node"]
+    assert told["watermark_tokens"] == usage["prompt_tokens"] + told["output_tokens"]
+    (decode,) = [one for one in told["nodes"] if one["node"] == told["owner"]]
+    ((*block_ids,),) = decode["rank_block_ids"]
+    assert len(set(block_ids)) == len(block_ids) >= usage["prompt_tokens"] // 16
+
+    done = run_cli("block", "locate", told["request_id"], "--state-dir", str(cluster.state_dir))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has ended: no block is held for it any more" in done.stderr
 
 
 def test_what_the_engine_cannot_do_is_the_client_s_fault(cluster: Cluster) -> None:

@@ -427,6 +427,33 @@ class TestCountingBlocks:
         assert len(censuses) <= 2
 
 
+class TestTellingABlockTable:
+    def test_of_a_job_that_runs_ends_and_is_sent(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        engine.add("p", PREFILL, prompt=prompt_of(100))
+        engine.step(asked=["p/0", "nobody/0"])
+        blocks = engine.blocks_of("p")
+        step = engine.step(asked=["p/0"])
+        assert step.tables == {"p/0": engine.blocks_of("p"), "nobody/0": []}
+        assert step.tables["p/0"][: len(blocks)] == blocks
+        assert engine.step(asked=["p/0"]).tables == {"p/0": engine.blocks_of("p")}, "it has ended"
+        engine.step(sent={"p"}, asked=["p/0"])
+        assert engine.step().tables == {"p/0": []}
+        assert engine.step().tables == {}, "once"
+
+    def test_of_a_cancelled_decode_job_as_long_as_a_peer_may_write(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        engine.add("d", DECODE, prompt=prompt_of(100))
+        engine.step()
+        blocks = engine.blocks_of("d")
+        engine.abort("d")
+        engine.step(asked=["d/0"])
+        assert engine.step(received={"d": None}, asked=["d/0"]).tables == {"d/0": blocks}
+        assert engine.step().tables == {"d/0": []}
+
+
 class TestPreemption:
     def test_a_prefill_job_is_fenced_off_and_computed_again_without_a_transfer(
         self, make_engine: MakeEngine

@@ -144,7 +144,7 @@ class Worker:
         return self.side.results(set(finished))
 
     def tokens(self) -> dict[str, int]:
-        reported = self.side.take_first_tokens()
+        reported = self.side.take_metadata()
         return {} if reported is None else reported.first_tokens
 
     def reported(self) -> list[LinkMessage]:

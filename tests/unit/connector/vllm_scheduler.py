@@ -177,10 +177,15 @@ class PlayedEngine:
         sent: set[str] | None = None,
         received: dict[str, int | None] | None = None,
         bad_blocks: set[int] | None = None,
+        asked: list[str] | None = None,
     ) -> StepMetadata:
         """Schedule, run, report. ``received``: requests whose load is over, with first tokens."""
         step = self.finish(
-            self.scheduler.schedule(), sent=sent, received=received, bad_blocks=bad_blocks
+            self.scheduler.schedule(),
+            sent=sent,
+            received=received,
+            bad_blocks=bad_blocks,
+            asked=asked,
         )
         self.check_blocks()
         return step
@@ -192,6 +197,7 @@ class PlayedEngine:
         sent: set[str] | None = None,
         received: dict[str, int | None] | None = None,
         bad_blocks: set[int] | None = None,
+        asked: list[str] | None = None,
     ) -> StepMetadata:
         """The rest of a step that is scheduled already."""
         self.output = output
@@ -212,7 +218,9 @@ class PlayedEngine:
                     finished_recving=set(received) if received else None,
                     invalid_block_ids=bad_blocks or set(),
                     kv_connector_worker_meta=(
-                        WorkerMetadata(first_tokens=first_tokens) if first_tokens else None
+                        WorkerMetadata(first_tokens=first_tokens, asked_keys=asked or [])
+                        if first_tokens or asked
+                        else None
                     ),
                 ),
             ),

@@ -90,6 +90,7 @@ class FakeEngine:
         self.job_facts: dict[str, JobFacts] = {}
         self.transfer_counters: dict[str, float] = {}
         self.blocks: BlockCensus | None = None
+        self.tables: dict[str, tuple[tuple[int, ...], ...]] = {}
         self.delivered: list[PeerControl] = []
         self.linked: dict[tuple[int, PeerId], RankLink] = {}
         self.lanes: tuple[str, ...] = ("tcp/lo",)
@@ -114,6 +115,9 @@ class FakeEngine:
 
     def census(self) -> BlockCensus | None:
         return self.blocks
+
+    async def locate(self, key: str) -> tuple[tuple[int, ...], ...] | None:
+        return self.tables.get(key)
 
     async def start(self) -> EngineInfo:
         return self.info

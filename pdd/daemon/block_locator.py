@@ -1,0 +1,124 @@
+"""Where a running request's KV blocks are: its nodes are asked, for nobody else knows all of it."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from pdd.control.cluster_server import NodeSession, TooManyAsk, UnknownRequest
+from pdd.core.identity import NodeName, RequestId
+from pdd.daemon.request_stream import RequestStream
+from pdd.rpc.v1 import cluster_pb2
+from pdd.scheduler.core import SchedulerCore
+from pdd.scheduler.requests import Phase, Request
+
+_ANSWER_TIMEOUT_S = 2.0
+_ASKED_COUNT_MAX = 64
+"""Questions without an answer yet. One more is refused; each is over after the timeout."""
+
+_Question = tuple[NodeName, str, int]
+
+
+class BlockLocator:
+    """Reads the scheduler's state, never changes it."""
+
+    def __init__(
+        self,
+        *,
+        core: SchedulerCore,
+        sessions: Mapping[NodeName, NodeSession],
+        streams: Mapping[RequestId, RequestStream],
+        now: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._sessions = sessions
+        self._streams = streams
+        self._now = now
+        self._asked: dict[_Question, list[asyncio.Future[cluster_pb2.BlocksHeld]]] = {}
+
+    async def locate(self, request_id: str) -> cluster_pb2.LocateBlocksResponse:
+        """Ask every node of the request.
+
+        Raises:
+            UnknownRequest: it does not run here.
+            TooManyAsk: try again.
+        """
+        request = self._core.requests.get(RequestId(request_id))
+        if request is None:
+            raise UnknownRequest(self._why_unknown(request_id))
+        names = list(dict.fromkeys(filter(None, (request.prefill, request.decode))))
+        if len(self._asked) + len(names) > _ASKED_COUNT_MAX:
+            raise TooManyAsk(f"{len(self._asked)} nodes are being asked already: try again")
+        told = _of_request(request, self._streams.get(request.id))
+        leases = [self._core.nodes[name].leases.get(request.id, 0) for name in names]
+        answers = [self._ask(name, request_id, request.generation) for name in names]
+        try:
+            if answers:
+                await asyncio.wait(answers, timeout=_ANSWER_TIMEOUT_S)
+        finally:
+            for name, answer in zip(names, answers, strict=True):
+                self._withdraw((name, request_id, told.generation), answer)
+        for name, lease, answer in zip(names, leases, answers, strict=True):
+            is_answered = answer.done() and not answer.cancelled()
+            told.nodes.add(
+                node=name,
+                role="prefill" if name == request.prefill else "decode",
+                leased_block_count=lease,
+                is_answered=is_answered,
+                ranks=answer.result().ranks if is_answered else (),
+            )
+        return told
+
+    def answered(self, node: NodeName, held: cluster_pb2.BlocksHeld) -> None:
+        """A node's answer; one that nobody waits for any more is dropped."""
+        for answer in self._asked.pop((node, held.request_id, held.generation), ()):
+            if not answer.done():
+                answer.set_result(held)
+
+    def _ask(
+        self, node: NodeName, request_id: str, generation: int
+    ) -> "asyncio.Future[cluster_pb2.BlocksHeld]":
+        answer: asyncio.Future[cluster_pb2.BlocksHeld]
+        answer = asyncio.get_running_loop().create_future()
+        self._asked.setdefault((node, request_id, generation), []).append(answer)
+        session = self._sessions.get(node)
+        if session is None:
+            answer.cancel()  # it is lost; the scheduler is about to place the request anew
+        else:
+            session.ask_blocks(request_id, generation)
+        return answer
+
+    def _withdraw(
+        self, question: _Question, answer: "asyncio.Future[cluster_pb2.BlocksHeld]"
+    ) -> None:
+        answers = self._asked.get(question)
+        if answers is not None and answer in answers:
+            answers.remove(answer)
+            if not answers:
+                del self._asked[question]
+
+    def _why_unknown(self, request_id: str) -> str:
+        decisions = self._core.why(RequestId(request_id), now_s=self._now())
+        if not decisions:
+            return (
+                f"no request {request_id!r}: it is too long ago, another scheduler has it, or it "
+                "never was"
+            )
+        return (
+            f"request {request_id!r} has ended: no block is held for it any more, what it left in "
+            "caches is found by the hash of a block; 'pdd why' tells where it was"
+        )
+
+
+def _of_request(request: Request, stream: RequestStream | None) -> cluster_pb2.LocateBlocksResponse:
+    output_tokens = 0 if stream is None else len(stream.token_ids)
+    takes_over = request.phase is Phase.DECODING or request.prefill is None
+    owner = request.decode if takes_over else request.prefill
+    return cluster_pb2.LocateBlocksResponse(
+        request_id=request.id,
+        generation=request.generation,
+        phase=request.phase.value,
+        path="" if request.plan is None or request.phase is Phase.QUEUED else request.path().value,
+        owner="" if request.phase is Phase.QUEUED else owner or request.prefill or "",
+        watermark_tokens=len(request.request.prompt_token_ids) + output_tokens,
+        output_tokens=output_tokens,
+        tenant=request.request.tenant,
+    )
