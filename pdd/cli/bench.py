@@ -2,7 +2,14 @@
 
 import click
 
-from pdd.cli import bench_directory, bench_gateway, bench_raft, bench_serve, bench_transfer
+from pdd.cli import (
+    bench_directory,
+    bench_gateway,
+    bench_interference,
+    bench_raft,
+    bench_serve,
+    bench_transfer,
+)
 
 
 @click.group()
@@ -12,6 +19,7 @@ def bench() -> None:
 
 bench_directory.add_to(bench)
 bench_gateway.add_to(bench)
+bench_interference.add_to(bench)
 bench_raft.add_to(bench)
 bench_serve.add_to(bench)
 bench_transfer.add_to(bench)
