@@ -183,7 +183,7 @@ class WorkerSide:
                 block_count=pool.block_count,
                 block_bytes=pool.block_bytes,
                 ucx_address=ucx_address,
-                fingerprint=pool_fingerprint(kv_caches),
+                fingerprint={**pool_fingerprint(kv_caches), **self._engine.fingerprint},
             ),
             on_message=self._on_link_message,
         )
@@ -428,7 +428,7 @@ class WorkerSide:
             case DisconnectRank():
                 self._transfer.disconnect(_peer_of(message))
             case AskConnections():
-                self._send(_connections_of(self._transfer.connections()))
+                self._transfer.look(lambda found: self._send(_connections_of(found)))
             case AskTable():
                 with self._lock:
                     self._asked_keys = [*self._asked_keys[-_ASKED_KEYS_MAX + 1 :], message.key]

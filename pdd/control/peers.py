@@ -1,7 +1,8 @@
 """Between nodes: the relay of transfer control messages, both directions.
 
 The transfer protocol expects messages to be lost or late and has deadlines of its own, so a
-relay that fails is logged, never retried here.
+relay that fails is never retried here. It is logged once for each life of a peer, until a message
+arrives there again: a node that is gone would else be told of with every repeated message.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ _RELAY_TIMEOUT_S = 5.0
 _RELAYS_IN_FLIGHT_MAX = 4096
 """At the bound a message is dropped and logged; its transfer runs into its deadline."""
 _PEERS_MAX = 512
-"""Open channels. At the bound the one that was unused longest is closed."""
+"""Open channels, and peers that are known to be failing. At the bound the one that was unused
+longest is closed, and the one that began to fail first is forgotten (then logged anew)."""
 
 
 class PeerServicer(node_pb2_grpc.NodeServicer):
@@ -99,12 +101,13 @@ class PeerClient:
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
+        self._failed: OrderedDict[tuple[str, int], int] = OrderedDict()  # by uuid and life
         self._closing = False
 
     def send(self, message: PeerControl) -> None:
         """Fire and forget."""
         if len(self._in_flight) >= _RELAYS_IN_FLIGHT_MAX:
-            _log_failure(message, f"{_RELAYS_IN_FLIGHT_MAX} relays are in flight")
+            self._note_failure(message, f"{_RELAYS_IN_FLIGHT_MAX} relays are in flight")
             return
         task = asyncio.create_task(self._relay(message))
         self._in_flight.add(task)
@@ -136,16 +139,32 @@ class PeerClient:
         try:
             stub = node_pb2_grpc.NodeStub(await self._channel(message.peer_address))
             await stub.Relay(request, timeout=_RELAY_TIMEOUT_S)
+            self._note_success(message)
         except grpc.aio.AioRpcError as error:
-            _log_failure(message, f"{error.code().name}: {error.details()}")
+            self._note_failure(message, f"{error.code().name}: {error.details()}")
         except asyncio.CancelledError:
             if not self._closing:  # then it is gRPC's, whose channel was closed at the bound
-                _log_failure(message, f"its channel was closed: {_PEERS_MAX} others are in use")
+                self._note_failure(
+                    message, f"its channel was closed: {_PEERS_MAX} others are in use"
+                )
             raise
         except Exception as error:
             # gRPC's own (a channel closed before the call) or a bug. Nobody waits for this task,
             # and a message that is lost is what the transfer protocol expects.
             log.exception("peer_relay_crashed", peer=message.peer.name, error=type(error).__name__)
+
+    def _note_failure(self, message: PeerControl, reason: str) -> None:
+        peer = (message.peer.uuid, message.peer.boot_epoch)
+        if peer not in self._failed:
+            log.warning("peer_relay_failed", peer=message.peer.name, reason=reason)
+        self._failed[peer] = self._failed.get(peer, 0) + 1
+        while len(self._failed) > _PEERS_MAX:
+            self._failed.popitem(last=False)
+
+    def _note_success(self, message: PeerControl) -> None:
+        failed_count = self._failed.pop((message.peer.uuid, message.peer.boot_epoch), 0)
+        if failed_count:
+            log.info("peer_relay_works_again", peer=message.peer.name, failed_count=failed_count)
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
         version = self._security.version()
@@ -170,7 +189,3 @@ class PeerClient:
         task = asyncio.create_task(channel.close(grace=_RELAY_TIMEOUT_S))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
-
-
-def _log_failure(message: PeerControl, reason: str) -> None:
-    log.warning("peer_relay_failed", peer=message.peer.name, reason=reason)

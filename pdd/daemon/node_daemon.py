@@ -40,6 +40,7 @@ from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.daemon.state_dir import state_dir_of
 from pdd.engine.port import Engine, EngineFailed, EngineInfo
 from pdd.rpc.v1 import node_pb2, node_pb2_grpc
+from pdd.transfer.devices import check_devices
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,7 @@ class _NodeDaemon:
     async def serve(self) -> int:
         stop = stop_on_signals()
         keep_to_cores(self._config.node.cpu_cores)
+        check_devices(self._config.transfer.devices)
         tokenizer = load_tokenizer(model_folder(self._config.engine))
         identity = next_identity(state_dir_of(self._config), NodeName(self._config.node.name))
         self._rpc_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
@@ -217,7 +219,9 @@ class _NodeDaemon:
         looks = [node_peers.look, blocks.look, health.look]
         if claims is not None:
             looks.insert(0, claims.look)
-        tasks.append(asyncio.create_task(self._report_status(service, looks, links)))
+        tasks.append(
+            asyncio.create_task(self._report_status(service, looks, node_peers.ask, links))
+        )
         tasks.append(asyncio.create_task(jobs.wait_crashed()))
         failed = asyncio.create_task(engine.wait_failed())
         notify.notify_ready(grpc=address)
@@ -253,11 +257,13 @@ class _NodeDaemon:
         self,
         service: NodeService,
         looks: list[Callable[[], None]],
+        ask: Callable[[], None],
         links: list[SchedulerLink],
     ) -> None:
         """A heartbeat at fixed intervals, and news within a tenth of a second.
 
-        ``looks``: in their order before each heartbeat.
+        ``looks``: in their order before each heartbeat. ``ask``: about a tenth of a second before,
+        for what is answered later.
         """
         interval_s = min(
             self._config.node.status_interval_s, notify.watchdog_interval_s() or math.inf
@@ -269,7 +275,9 @@ class _NodeDaemon:
                 service.send_status(link)
             notify.notify_watchdog()
             next_s = self._clock() + interval_s
-            while self._clock() < next_s:
+            while (left_s := next_s - self._clock()) > 0:
+                if left_s <= _STATUS_CHECK_INTERVAL_S:
+                    ask()
                 await asyncio.sleep(min(_STATUS_CHECK_INTERVAL_S, interval_s))
                 for link in links:
                     service.send_status_if_changed(link)

@@ -79,8 +79,13 @@ class NodePeers:
         """Its stream has ended."""
         self._book.teller_lost(scheduler)
 
+    def ask(self) -> None:
+        """Have the connections looked at, for the next ``look``: so it tells what is, not what was
+        a heartbeat ago."""
+        self._engine.connections()
+
     def look(self) -> None:
-        """Have the connections looked at; what has changed is told by the next status."""
+        """Take the connections as they were when last asked for."""
         self._obey(self._book.looked(self._engine.connections(), now_s=self._clock()))
 
     def links(self) -> list[cluster_pb2.PeerLink]:

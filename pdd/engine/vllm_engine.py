@@ -54,7 +54,6 @@ from pdd.engine.port import (
 from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
 from pdd.model.digest import tokenizer_digest, weights_digest
-from pdd.transfer.join import transfer_fingerprint
 from pdd.transfer.pairing import RankConnection, RankLink
 from pdd.transfer.values import Connection, Peer, PeerId
 
@@ -140,7 +139,6 @@ class VllmEngine:
             ucx_addresses=tuple(hello.ucx_address for hello in hellos),
             fingerprint={
                 **hellos[0].fingerprint,
-                **transfer_fingerprint(self._settings.transfer),
                 "engine": "vllm",
                 "model": self._settings.served_model_name,
                 "dtype": str(config.model_config.dtype).removeprefix("torch."),

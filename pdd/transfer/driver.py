@@ -94,6 +94,7 @@ class TransferDriver:
         self._clock = clock
         self._shared = shared
         self._peers: dict[PeerId, Peer] = {}
+        self._leaving: set[PeerId] = set()  # to be forgotten when nothing needs them any more
         self._memories = PeerMemories(
             host=shared.host if shared is not None else "",
             address_of=lambda peer: self._peers[peer].ucx_address,
@@ -148,15 +149,14 @@ class TransferDriver:
     # ------------------------------------------------------------------------------ inputs
 
     def learn_peer(self, peer: Peer) -> None:
-        """Remember how to reach a peer. Its former lives are dropped."""
+        """Remember how to reach a peer. Its former lives are dropped, and in time forgotten."""
         peer_id = peer.peer_id
         if self._peers.get(peer_id) == peer:
             return
         for known in list(self._peers):
             same_rank = (known.uuid, known.rank) == (peer_id.uuid, peer_id.rank)
             if same_rank and known.boot_epoch < peer_id.boot_epoch:
-                self._transport.abort(known)
-                self._memories.forget(known)
+                self.disconnect(known)
         if peer.ucx_address or peer_id not in self._peers:
             self._peers[peer_id] = peer
 
@@ -188,6 +188,13 @@ class TransferDriver:
             self.source(event)
         else:
             self.target(event)
+
+    def join(self, peer: Peer) -> None:
+        """A peer to stay: connected now, so that no transfer pays for it."""
+        self.learn_peer(peer)
+        self._leaving.discard(peer.peer_id)
+        self.connect(peer.peer_id)
+        self.shares_memory_with(peer.peer_id)  # mapped now, and told as a lane
 
     def connect(self, peer: PeerId) -> None:
         """Have an endpoint to a learned peer."""
@@ -224,9 +231,25 @@ class TransferDriver:
         return self._in_shares.get(peer, self._whole)
 
     def disconnect(self, peer: PeerId) -> None:
-        """Close the endpoint to a peer, if there is one."""
+        """Close the endpoint to a peer, if there is one, and forget it when nothing needs it."""
         self._transport.abort(peer)
         self._memories.forget(peer)  # mapped again if something it has said yet needs it
+        self._leaving.add(peer)
+
+    def tidy(self) -> None:
+        """Forget peers that have left: a node that is restarted for ever leaves nothing here.
+
+        One that has transfers yet, or a new connection, stays until they have ended.
+        """
+        for peer in list(self._leaving):
+            if self._transport.has(peer) or self._source.uses(peer) or self._target.uses(peer):
+                continue
+            self._leaving.discard(peer)
+            self._peers.pop(peer, None)
+            self._out_shares.pop(peer, None)
+            self._in_shares.pop(peer, None)
+            self._receiver.flows.pop(peer, None)
+            self._memories.forget(peer)
 
     # ------------------------------------------------------------------------------ the loop
 
@@ -319,6 +342,7 @@ class TransferDriver:
             **self._seconds,
             **self._source.counts(),
             **self._target.counts(),
+            "peers_known": len(self._peers),
             "messages_in_flight": self._transport.in_flight(),
             "staging_buffers_lent": sum(s.lent_count for s in self._stagings),
             "shared_slots": self._shared.slot_count if self._shared is not None else 0,

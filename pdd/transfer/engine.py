@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pdd.core.errors import KVTransferError
 from pdd.core.identity import NodeIdentity
 from pdd.transfer.driver import TransferDriver
+from pdd.transfer.join import transfer_fingerprint
 from pdd.transfer.pool import BlockPool
 from pdd.transfer.protocol_values import (
     SourceAborted,
@@ -89,6 +90,7 @@ class TransferEngine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._address = b""
+        self._fingerprint: dict[str, str] = {}
         self._connections: tuple[Connection, ...] = ()
         self._gauges: dict[str, int | float] = {}
         self._thread: threading.Thread | None = None
@@ -110,6 +112,11 @@ class TransferEngine:
         if self._failure is not None:
             raise self._failure
         return self._address
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """The transfer engine's part of a node's fingerprint, once started."""
+        return self._fingerprint
 
     def close(self) -> None:
         """Stop. Transfers that are open get no further event. Idempotent."""
@@ -151,10 +158,10 @@ class TransferEngine:
     def source_abort(self, key: str, reason: str) -> None:
         """The sequence is given up; ``SourceReleased`` follows when its blocks are read no more.
 
-        ``reason`` is counted.
+        ``reason`` is counted where somebody had asked for the blocks.
         """
-        self._counters[f"aborted_{reason}"] += 1
-        self._command(lambda driver: driver.source(SourceAborted(key=key)))
+        event = SourceAborted(key=key, reason=reason)
+        self._command(lambda driver: driver.source(event))
 
     # ------------------------------------------------------------------------------ target
 
@@ -208,12 +215,7 @@ class TransferEngine:
     def connect(self, peer: Peer) -> None:
         """Set the connection to a peer up now, so that no transfer pays for it."""
 
-        def command(driver: TransferDriver) -> None:
-            driver.learn_peer(peer)
-            driver.connect(peer.peer_id)
-            driver.shares_memory_with(peer.peer_id)  # mapped now, and told as a lane
-
-        self._command(command)
+        self._command(lambda driver: driver.join(peer))
 
     def set_shares(
         self,
@@ -266,11 +268,15 @@ class TransferEngine:
     def connections(self) -> tuple[Connection, ...]:
         """Connected peers, as of the call before this one: each call has them looked at anew."""
 
-        def look(driver: TransferDriver) -> None:
-            self._connections = driver.connections()
+        def keep(found: tuple[Connection, ...]) -> None:
+            self._connections = found
 
-        self._command(look)
+        self.look(keep)
         return self._connections
+
+    def look(self, answer: Callable[[tuple[Connection, ...]], None]) -> None:
+        """Have ``answer`` called in the transfer thread with the connected peers; quickly."""
+        self._command(lambda driver: answer(driver.connections()))
 
     # ------------------------------------------------------------------------------ inside
 
@@ -307,6 +313,7 @@ class TransferEngine:
                 memory = (self._pool.address, self._pool.size_bytes)
                 transport = self._transport = UcxTransport(memory=memory)
             ucx_address = transport.open()
+            self._fingerprint = transfer_fingerprint(self._settings, transport.version())
             shared = self._make_shared()
             self._address = pack_address(
                 shared.address(ucx_address) if shared else RankAddress(ucx_address=ucx_address)
@@ -359,6 +366,7 @@ class TransferEngine:
                 busy = True
             busy |= driver.step()
             if not busy:
+                driver.tidy()
                 self._gauges = {**driver.gauges(), "thread_cpu_s": time.thread_time()}
                 sleep_s = driver.sleep_s()
                 if sleep_s != 0.0 and not self._commands and not self._stopping:

@@ -14,12 +14,22 @@ _FAST_PREFIXES = ("rc", "dc", "ud", "cuda_ipc", "shared_memory")
 """Lanes that are no TCP: RDMA's, NVLink's, and memory that two nodes of one host share."""
 WINDOW_BYTES = 64 << 20
 """So much has to come over a connection before its speed says anything."""
+SPEED_HOLDS_S = 60.0
+"""So long a connection is judged by its speed after the last bytes: one that is used no more, for
+being slow or otherwise, must be able to show that it is not slow any longer."""
 
 
-def transfer_fingerprint(settings: TransferSettings) -> dict[str, str]:
-    """This engine's part of a node's fingerprint; the model's and the pool's come from others."""
+def transfer_fingerprint(settings: TransferSettings, transport_version: str) -> dict[str, str]:
+    """This engine's part of a node's fingerprint; the model's and the pool's come from others.
+
+    ``transport_version``: UCX's release without its last number. UCX means neighbouring releases to
+    understand each other on the wire, but 1.17 and 1.18 did not, and ended the process that was
+    connected to (openucx/ucx#10376): one node's update must not end another node. Nodes of one
+    release work on among themselves while a cluster is updated.
+    """
     return {
         "transfer_protocol": str(CONTROL_VERSION),
+        "transfer_transport": transport_version,
         "transfer_digest": "xxh3-64" if settings.digest else "none",
     }
 
@@ -96,12 +106,21 @@ class RecentSpeed:
 
     def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
         self._window_bytes = window_bytes
+        self._received_bytes = 0
+        self._received_at_s = 0.0
         self._began = (0, 0.0)
         self._speed = 0.0
         self._windows = 0
 
-    def observe(self, connection: Connection) -> float:
+    def is_recent(self, now_s: float) -> bool:
+        """Whether bytes have come within ``SPEED_HOLDS_S``."""
+        return now_s - self._received_at_s <= SPEED_HOLDS_S
+
+    def observe(self, connection: Connection, now_s: float) -> float:
         """Take what the connection says now; the recent speed, 0 if nothing has come yet."""
+        if connection.received_bytes != self._received_bytes:
+            self._received_bytes = connection.received_bytes
+            self._received_at_s = now_s
         received, mean = connection.received_bytes, connection.bytes_per_s
         busy_s = received / mean if mean > 0 else 0.0
         began_bytes, began_s = self._began

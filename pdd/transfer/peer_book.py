@@ -87,6 +87,7 @@ class _Known:
     links: tuple[RankLink, ...] = ()
     refused_reason: str = ""
     connections: tuple[Connection, ...] = ()
+    judged: tuple[Connection, ...] = ()  # the same, without speeds of long ago
     looked_count: int = 0
     missing_since_s: float | None = None
     attempt_at_s: float = 0.0
@@ -200,17 +201,23 @@ class PeerBook:
         actions: list[Action] = []
         for uuid, known in self._known.items():
             found = by_peer.get((uuid, known.node.identity.boot_epoch), {})
-            self._measure(known, found)
+            self._measure(known, found, now_s)
             actions += self._reconnect(known, found, now_s)
         self._now_s = now_s
         self._judge()
         return actions
 
-    def _measure(self, known: _Known, found: Mapping[tuple[int, PeerId], Connection]) -> None:
+    def _measure(
+        self, known: _Known, found: Mapping[tuple[int, PeerId], Connection], now_s: float
+    ) -> None:
         known.speeds = {key: known.speeds.get(key) or RecentSpeed() for key in found}
         known.connections = tuple(
-            replace(connection, bytes_per_s=known.speeds[key].observe(connection))
+            replace(connection, bytes_per_s=known.speeds[key].observe(connection, now_s))
             for key, connection in found.items()
+        )
+        known.judged = tuple(
+            connection if known.speeds[key].is_recent(now_s) else replace(connection, bytes_per_s=0)
+            for key, connection in zip(found, known.connections, strict=True)
         )
         known.looked_count = known.looked_count + 1 if found else 0
 
@@ -273,7 +280,7 @@ class PeerBook:
                 reasons.append(f"exchanges nothing with {name}: {known.refused_reason}")
             if known.looked_count > 1:  # UCX may change lanes while it connects
                 reasons += degraded_reasons(
-                    known.connections,
+                    known.judged,
                     rdma_expected=settings.rdma_expected,
                     floor_bytes_per_s=settings.floor_bytes_per_s,
                     name_of=lambda _, name=name: name,  # type: ignore[misc]

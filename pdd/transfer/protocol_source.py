@@ -62,6 +62,7 @@ from pdd.transfer.protocol_source_state import Sequence, SourceState
 from pdd.transfer.protocol_values import (
     ChunkSent,
     ControlReceived,
+    Count,
     Effect,
     PeerLost,
     SourceAborted,
@@ -104,9 +105,7 @@ class SourceProtocol:
             case SourceAppended():
                 _appended(state, event)
             case SourceAborted():
-                sequence = state.sequences.get(event.key)
-                if sequence is not None:
-                    ends.end(state, sequence, Reason.ABORTED, EndReason.ABORTED)
+                _aborted(state, event)
             case ChunkSent():
                 lanes.sent(state, event)
             case ControlReceived():
@@ -128,6 +127,13 @@ class SourceProtocol:
         """True when no lane is in force and no send is outstanding."""
         return not self._state.lanes
 
+    def uses(self, peer: PeerId) -> bool:
+        """Whether anything is yet to be sent or said to ``peer`` unasked."""
+        state = self._state
+        return any(lane.peer == peer for lane in state.lanes.values()) or any(
+            kept_for == peer for kept_for, _, _ in state.pending.values()
+        )
+
     def counts(self) -> dict[str, int]:
         """Sizes of what is held now."""
         return {
@@ -148,6 +154,15 @@ def _opened(state: SourceState, event: SourceOpened) -> None:
         return
     state.timers.schedule(event.deadline_at_s, "deadline", event.key)
     grants.opened(state, sequence)
+
+
+def _aborted(state: SourceState, event: SourceAborted) -> None:
+    sequence = state.sequences.get(event.key)
+    if sequence is None or sequence.ending is not None:
+        return
+    if sequence.granted:  # what nobody had asked for is only put away
+        state.effects.append(Count(name=f"aborted_{event.reason}"))
+    ends.end(state, sequence, Reason.ABORTED, EndReason.ABORTED)
 
 
 def _appended(state: SourceState, event: SourceAppended) -> None:

@@ -6,6 +6,7 @@
       |---sequence known---------> lane, ACCEPTED
       |---not known--------------> pending, HELD --opened--> lane, ACCEPTED
                                       |---its time is over--> refused (unknown_key)
+                                      |---another target's--> refused (consumed)
 
 Whatever the answer, the target's posted record receive is used up in band, so that it cannot be
 left waiting.
@@ -39,7 +40,10 @@ def granted(state: SourceState, peer: PeerId, grant: Grant) -> None:
     if full and grant.key not in state.pending:
         _refuse(state, peer, grant, Reason.TOO_MANY_PENDING)
         return
+    kept = state.pending.get(grant.key)
     state.pending[grant.key] = (peer, grant, lease_at_s)
+    if kept is not None and kept[0] != peer:
+        _refuse(state, kept[0], kept[1], Reason.CONSUMED)  # else it would wait for its deadline
     # Said again for a grant said again: our first answer may have been lost.
     state.effects.append(Connect(peer=peer))
     held = Record(kind=RecordKind.HELD, nonce=grant.nonce, serial=0)
@@ -132,6 +136,7 @@ def _accept(
     state.lanes[lane.nonce] = lane
     sequence.nonce = lane.nonce
     sequence.lanes.add(lane.nonce)
+    sequence.granted = True
     sequence.resume_by_s = None
     state.timers.schedule(lease_at_s, "lease", lane.nonce)
     state.effects.append(Connect(peer=peer))

@@ -64,6 +64,7 @@ class Sequence:
     last: bool = False
     nonce: int = 0  # of the lane in force, 0 = none
     lanes: set[int] = field(default_factory=set)  # every lane with sends in flight, and in force
+    granted: bool = False  # somebody has asked for it
     sent_bytes: int = 0
     resume_by_s: float | None = None
     ending: Reason | None = None

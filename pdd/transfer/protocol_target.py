@@ -140,6 +140,13 @@ class TargetProtocol:
         """True when nothing is open and nothing is on its way."""
         return not self._state.wants and not self._state.lanes
 
+    def uses(self, peer: PeerId) -> bool:
+        """Whether anything is yet to be had from or said to ``peer`` unasked."""
+        state = self._state
+        return any(lane.peer == peer for lane in state.lanes.values()) or any(
+            want.peer == peer for want in state.wants.values()
+        )
+
     def counts(self) -> dict[str, int]:
         """Sizes of what is held now."""
         wants = self._state.wants

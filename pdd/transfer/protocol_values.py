@@ -36,9 +36,10 @@ class SourceAppended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceAborted:
-    """The source's user gave the sequence up."""
+    """The source's user gave the sequence up. ``reason`` names a counter."""
 
     key: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

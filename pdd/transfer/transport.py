@@ -19,6 +19,10 @@ class Transport(Protocol):
         """
         ...
 
+    def version(self) -> str:
+        """What moves the bytes, as far as both sides must agree on it; once open."""
+        ...
+
     def connect(self, peer: PeerId, address: bytes) -> None:
         """Have an endpoint to ``peer``. A failure shows as a lost peer.
 

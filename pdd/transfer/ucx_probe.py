@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd.core.errors import KVTransferError
+from pdd.transfer.ucx_query import release_of
 
 
 def main() -> int:
@@ -35,7 +36,8 @@ def _look() -> dict[str, Any]:
         return found
     found["libraries"] = _mapped()
     if len(found["libraries"]) == 1:
-        found["version"] = _version(found["libraries"][0])
+        release = release_of(ctypes.CDLL(found["libraries"][0]))
+        found["version"] = ".".join(str(number) for number in release)
         from pdd.transfer.ucx_transport import UcxTransport
 
         try:
@@ -52,13 +54,6 @@ def _mapped() -> list[str]:
         line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()
     }
     return sorted(path for path in paths if Path(path).name.startswith(("libucp.so", "libucp-")))
-
-
-def _version(path: str) -> str:
-    """ucp.h: ``void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release)``."""
-    numbers = [ctypes.c_uint() for _ in range(3)]
-    ctypes.CDLL(path).ucp_get_version(*(ctypes.byref(number) for number in numbers))
-    return ".".join(str(number.value) for number in numbers)
 
 
 if __name__ == "__main__":

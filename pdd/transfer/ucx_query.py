@@ -49,6 +49,13 @@ def loaded_library() -> ctypes.CDLL | None:
     return None
 
 
+def release_of(library: ctypes.CDLL) -> tuple[int, int, int]:
+    """ucp.h: ``void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release)``."""
+    major, minor, release = (ctypes.c_uint() for _ in range(3))
+    library.ucp_get_version(*(ctypes.byref(number) for number in (major, minor, release)))
+    return major.value, minor.value, release.value
+
+
 def endpoint_lanes(handle: int) -> tuple[str, ...]:
     """``transport/device`` of every lane of a ``ucp_ep_h``, each once; empty if unknown."""
     library = loaded_library()

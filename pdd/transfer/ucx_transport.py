@@ -24,7 +24,7 @@ import numpy as np
 
 from pdd.core.errors import KVTransferError
 from pdd.transfer.ucx_memory import MappedMemory
-from pdd.transfer.ucx_query import endpoint_lanes
+from pdd.transfer.ucx_query import endpoint_lanes, loaded_library, release_of
 from pdd.transfer.values import PeerId
 from pdd.wire.tag import HELLO_TAG
 
@@ -106,6 +106,13 @@ class UcxTransport:
         self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
         self._hellos = [self._expect_hello() for _ in range(_HELLO_RECEIVES)]
         return bytes(self._worker.address)
+
+    def version(self) -> str:
+        library = loaded_library()
+        if library is None:
+            raise KVTransferError("libucp is not loaded in this process: its release is not known")
+        major, minor, _ = release_of(library)
+        return f"ucx {major}.{minor}"
 
     # ------------------------------------------------------------------------------ endpoints
 

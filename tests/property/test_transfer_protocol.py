@@ -489,7 +489,8 @@ class World:
 
     def abort(self):
         if self.source_open and not self.quiet and self.random.random() < 0.3:
-            self.give_source(SourceAborted(key=self.random.choice(list(self.source_open))))
+            key = self.random.choice(list(self.source_open))
+            self.give_source(SourceAborted(key=key, reason="test"))
             return True
         return False
 

@@ -18,6 +18,7 @@ from pdd.daemon.supervisor_nodes import list_nodes
 from pdd.model.default import DEFAULT_MODEL_NAME, default_model_folder
 from pdd.model.folder import check_model_folder
 from pdd.tls.security import Security
+from pdd.transfer.devices import check_devices
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.rdma import rdma_fault
 
@@ -78,6 +79,11 @@ def _of_transfers(
     added = ucx_environment(
         transport=transfer.transport.value, devices=",".join(transfer.devices) or "lo"
     )
+    try:
+        check_devices(transfer.devices)
+    except ConfigError as error:
+        yield fault("devices", str(error), "name one of these")
+        return
     whole = {**environment, **added}
     yield from judge.of_ucx(look_at_ucx(whole), config)
     yield from judge.of_rdma(

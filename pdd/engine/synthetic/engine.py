@@ -50,7 +50,6 @@ from pdd.engine.synthetic.step_log import StepLog
 from pdd.engine.synthetic.transfers import SequenceTransfers
 from pdd.timing.roofline import work_of
 from pdd.transfer.environment import ucx_environment
-from pdd.transfer.join import transfer_fingerprint
 from pdd.transfer.pairing import RankConnection, RankLink
 
 log = structlog.get_logger(__name__)
@@ -145,7 +144,7 @@ class SyntheticEngine:
             eos_token_ids=settings.eos_token_ids,
             ucx_addresses=addresses,
             fingerprint={
-                **transfer_fingerprint(settings.transfer),
+                **self.transfers.fingerprint,
                 "engine": "synthetic",
                 "model": settings.served_model_name,
                 "tokenizer": settings.tokenizer_digest,

@@ -113,6 +113,11 @@ class SequenceTransfers:
         """Start every rank; their UCX addresses. Raises KVTransferError."""
         return tuple([await asyncio.to_thread(rank.start) for rank in self._ranks])
 
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """The transfer engines' part of the node's, once started: the same for every rank."""
+        return self._ranks[0].fingerprint
+
     async def close(self) -> None:
         """Stop every rank; open transfers get no further event. Idempotent."""
         for rank in self._ranks:

@@ -133,6 +133,31 @@ async def test_a_peer_that_is_not_there_is_logged(logs: list[Any]) -> None:
         assert len(failures(logs)) == 1
 
 
+async def test_a_peer_that_fails_again_and_again_is_logged_once_and_once_when_it_is_back(
+    logs: list[Any],
+) -> None:
+    async with receiving() as receiver, sending() as client:
+        former = make_identity("prefill-0", boot_epoch=1)
+        for _ in range(3):
+            client.send(message(receiver.address, to=former))
+            await all_sent(client)
+        assert len(failures(logs)) == 1
+        client.send(message(receiver.address, to=PREFILL))  # another life: news of its own
+        await all_sent(client)
+        assert [entry["event"] for entry in logs] == ["peer_relay_failed"]
+        client.send(message(receiver.address, to=PREFILL, rank=9))
+        client.send(message(receiver.address, to=PREFILL, rank=9))
+        await all_sent(client)
+        assert len(failures(logs)) == 2
+        client.send(message(receiver.address, to=PREFILL))
+        await all_sent(client)
+        assert logs[-1]["event"] == "peer_relay_works_again"
+        assert logs[-1]["failed_count"] == 2
+        client.send(message(receiver.address, to=PREFILL, rank=9))
+        await all_sent(client)
+        assert len(failures(logs)) == 3
+
+
 async def test_messages_in_flight_are_bounded(
     monkeypatch: pytest.MonkeyPatch, logs: list[Any]
 ) -> None:

@@ -12,7 +12,8 @@ from pdd.core.identity import NodeIdentity
 from pdd.transfer.engine import TransferEngine
 from pdd.transfer.pool import BlockPool
 from pdd.transfer.settings import TransferSettings
-from pdd.wire.address import unpack_address
+from pdd.transfer.values import Peer
+from pdd.wire.address import RankAddress, pack_address, unpack_address
 
 
 class Transport:
@@ -20,9 +21,22 @@ class Transport:
 
     def __init__(self):
         self._woken = threading.Event()
+        self.connected = []
 
     def open(self):
         return b"ucx"
+
+    def version(self):
+        return "test 1.0"
+
+    def lanes(self, peer):
+        return ("wire/0",) if peer in self.connected else ()
+
+    def has(self, peer):
+        return peer in self.connected
+
+    def connect(self, peer, address):
+        self.connected.append(peer)
 
     def progress(self, budget_s):
         return False
@@ -85,3 +99,28 @@ def test_where_shared_memory_is_forbidden_blocks_go_over_ucx_and_the_log_says_so
     assert (address.ucx_address, address.host, address.size_bytes) == (b"ucx", "", 0)
     assert "blocks go over UCX" in caplog.text
     assert "Operation not permitted" in caplog.text
+
+
+def test_the_fingerprint_names_what_moves_the_bytes():
+    made = engine(digest=False)
+    made.start()
+    made.close()
+    assert made.fingerprint["transfer_transport"] == "test 1.0"
+    assert made.fingerprint["transfer_digest"] == "none"
+
+
+def test_whoever_asks_for_connections_hears_of_them_as_they_are_then():
+    made, answers, answered = engine(), [], threading.Event()
+    made.start()
+    identity = NodeIdentity(name="b", uuid="b", boot_epoch=1)
+    address = pack_address(RankAddress(ucx_address=b"ucx"))
+    made.connect(Peer(identity=identity, rank=0, control_address="b:1", ucx_address=address))
+
+    def answer(found):
+        answers.append([(one.peer.uuid, one.lanes) for one in found])
+        answered.set()
+
+    made.look(answer)
+    assert answered.wait(10)
+    made.close()
+    assert answers == [[("b", ("wire/0",))]]

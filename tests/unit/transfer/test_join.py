@@ -22,7 +22,7 @@ def judge(connection, *, rdma_expected=False, floor=1e9):
 
 
 def test_equal_fingerprints_have_no_differences():
-    ours = transfer_fingerprint(TransferSettings())
+    ours = transfer_fingerprint(TransferSettings(), "ucx 1.21")
     assert differences(ours, dict(ours), peer="decode-0") == []
 
 
@@ -40,8 +40,8 @@ def test_what_a_reshard_bridges_is_no_difference():
 
 
 def test_digests_on_one_side_only_are_refused():
-    ours = transfer_fingerprint(TransferSettings())
-    theirs = transfer_fingerprint(TransferSettings(digest=False))
+    ours = transfer_fingerprint(TransferSettings(), "ucx 1.21")
+    theirs = transfer_fingerprint(TransferSettings(digest=False), "ucx 1.21")
     assert differences(ours, theirs, peer="d-0") == [
         "transfer_digest is xxh3-64 here and none at d-0"
     ]
@@ -70,10 +70,10 @@ def test_a_transport_is_named_by_its_fastest_lane():
 
 def test_the_recent_speed_forgets_what_was_long_ago():
     speed = RecentSpeed(window_bytes=100)
-    assert speed.observe(make_connection(received_bytes=0, bytes_per_s=0.0)) == 0.0
-    assert speed.observe(make_connection(received_bytes=50, bytes_per_s=5.0)) == 5.0
-    assert speed.observe(make_connection(received_bytes=1000, bytes_per_s=10.0)) == 10.0
+    assert speed.observe(make_connection(received_bytes=0, bytes_per_s=0.0), 0.0) == 0.0
+    assert speed.observe(make_connection(received_bytes=50, bytes_per_s=5.0), 0.0) == 5.0
+    assert speed.observe(make_connection(received_bytes=1000, bytes_per_s=10.0), 0.0) == 10.0
     # 100 more in a second: the mean is 1100 bytes in 101 s.
-    after = speed.observe(make_connection(received_bytes=1100, bytes_per_s=1100 / 101))
+    after = speed.observe(make_connection(received_bytes=1100, bytes_per_s=1100 / 101), 0.0)
     assert round(after, 6) == 100.0
-    assert speed.observe(make_connection(received_bytes=1101, bytes_per_s=1.0)) == after
+    assert speed.observe(make_connection(received_bytes=1101, bytes_per_s=1.0), 0.0) == after

@@ -213,6 +213,23 @@ def test_below_the_floor_is_degraded_until_the_latest_window_is_above_it():
     assert report.received_bytes == 2 * 128 * MIB
 
 
+def test_a_connection_that_is_no_longer_used_is_not_judged_by_its_speed_of_long_ago():
+    book = Book(floor_bytes_per_s=1e9)
+    book.joined(make_peer())
+    book.look()
+    book.look(received_mib=64, gb_per_s=0.5)
+    assert "below the floor" in book.reason
+    for _ in range(59):
+        book.look(received_mib=64, gb_per_s=0.5)
+    assert "below the floor" in book.reason
+    book.look(received_mib=64, gb_per_s=0.5, after_s=2.0)
+    assert book.reason == ""
+    [report] = book.book.reports()
+    assert round(report.bytes_per_s) == 2 * 500_000_000, "what was measured last is still shown"
+    book.look(received_mib=65, gb_per_s=0.5)
+    assert "below the floor" in book.reason
+
+
 def test_a_standing_reason_comes_first_and_many_are_counted():
     book = Book(standing_reason="no RDMA device", rdma_expected=True)
     assert book.reason == "no RDMA device"

@@ -11,6 +11,7 @@ from pdd.transfer.protocol_values import (
     ClosePeer,
     Connect,
     ControlReceived,
+    Count,
     Emit,
     PeerLost,
     SendChunk,
@@ -73,6 +74,9 @@ class Source:
 
     def sent(self, serial, *, nonce=1, ok=True):
         return self.give(ChunkSent(nonce=nonce, serial=serial, size_bytes=100, ok=ok))
+
+    def abort(self, reason):
+        return self.give(SourceAborted(key="k", reason=reason))
 
     def tick(self, seconds):
         self.now_s += seconds
@@ -188,6 +192,36 @@ def test_an_early_grant_is_not_replaced_by_an_older_attempt_that_comes_late():
     assert (accepted.kind, accepted.nonce) == (RecordKind.ACCEPTED, 2)
 
 
+def test_an_early_grant_that_another_target_replaces_is_refused_at_once():
+    source = Source()
+    source.grant()
+    effects = source.say(
+        dataclasses.replace(GRANT, nonce=2, target_uuid="u", target_boot_epoch=1), peer=OTHER
+    )
+    [refused] = [e for e in effects if isinstance(e, SendControl)]
+    assert (refused.peer, refused.message) == (
+        PEER,
+        Refusal(key="k", nonce=1, reason=Reason.CONSUMED.value),
+    )
+    assert (RecordKind.END, EndReason.REFUSED) in records(effects)
+    assert records(source.open()) == [ACCEPTED]  # for the other
+    again = messages(source.grant())  # of the first, said again before it heard
+    assert again == [Refusal(key="k", nonce=1, reason=Reason.CONSUMED.value)]
+
+
+def test_an_abort_is_counted_where_somebody_had_asked_for_the_blocks():
+    """Offers that nobody took, in the cut of another peer, end by the same call."""
+    source = Source()
+    source.open()
+    assert Count(name="aborted_cancelled") not in source.abort("cancelled")
+    source = Source()
+    source.open()
+    source.append(0, range(10, 16))
+    source.grant()
+    assert Count(name="aborted_cancelled") in source.abort("cancelled")
+    assert source.abort("cancelled") == []  # it is ending already
+
+
 def test_an_early_grant_is_refused_when_its_time_is_over():
     source = Source(pending_grant_timeout_s=2.0)
     source.grant()
@@ -257,7 +291,7 @@ def test_an_abort_ends_the_lane_and_waits_for_what_is_on_its_way():
     source.open()
     source.append(0, range(10, 14))
     source.grant()
-    effects = source.give(SourceAborted(key="k"))
+    effects = source.abort("user")
     assert records(effects) == [(RecordKind.END, EndReason.ABORTED)]
     assert released(effects) == []
     assert released(source.sent(1)) == [Reason.ABORTED]
@@ -268,7 +302,7 @@ def test_sends_that_never_end_are_ended_by_closing_the_connection():
     source.open()
     source.append(0, range(10, 14))
     source.grant()
-    source.give(SourceAborted(key="k"))
+    source.abort("user")
     assert ClosePeer(peer=PEER) in source.tick(2.0)
 
 
