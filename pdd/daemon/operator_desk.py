@@ -1,7 +1,6 @@
 """What an operator asks of a scheduler by hand: cordons, and why a request went where it went."""
 
 import time
-from dataclasses import asdict
 
 import structlog
 
@@ -13,7 +12,7 @@ from pdd.core.ports import Clock
 from pdd.daemon.agreement import Agreement, AgreementUnavailable
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
-from pdd.scheduler.decisions import CandidateRecord, ChoiceRecord, Decision
+from pdd.scheduler.decision_record import CandidateRecord, ChoiceRecord, DecisionRecord
 
 log = structlog.get_logger(__name__)
 
@@ -93,9 +92,8 @@ class OperatorDesk:
         return node
 
 
-def _decision(decision: Decision, now_s: float) -> cluster_pb2.Decision:
+def _decision(decision: DecisionRecord, now_s: float) -> cluster_pb2.Decision:
     prefill, decode = decision.choices()
-    inputs = decision.considered.path_inputs
     message = cluster_pb2.Decision(
         request_id=decision.request_id,
         tenant=decision.tenant,
@@ -106,7 +104,7 @@ def _decision(decision: Decision, now_s: float) -> cluster_pb2.Decision:
         reason=decision.reason,
         waited_s=decision.waited_s,
         repeated_count=decision.repeated_count,
-        path_inputs={key: float(value) for key, value in asdict(inputs).items()} if inputs else {},
+        path_inputs=decision.path_inputs,
     )
     for role, choice in (("prefill", prefill), ("decode", decode)):
         if choice is not None:

@@ -88,7 +88,7 @@ class Front:
         return None
 
     def refused(self, fault: HttpFault) -> None:
-        self._serving.metrics.http_refused.labels(str(fault.status)).inc()
+        self._serving.metrics.http_refused.add(1.0, (str(fault.status),))
         log.debug("http_request_refused", status=fault.status, code=fault.code, why=fault.message)
 
     # --- for the server ----------------------------------------------------------------------

@@ -5,9 +5,10 @@ of ``OUTCOMES``, ``tenant`` one of the first ``TENANT_LABEL_COUNT_MAX`` names or
 ``OTHER_TENANTS``. Names and units follow vLLM's, with pdd's prefix.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from pdd.core.requests import DEFAULT_TENANT, Path, RequestUsage
+from pdd.gateway.plain_metrics import PlainCounter, PlainGauge, PlainHistogram
 from pdd.gateway.token_metrics import GAP_BUCKETS_S, TokenMetrics
 
 OUTCOMES = (
@@ -36,68 +37,68 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
-        self.ttft = Histogram(
+        self.ttft = PlainHistogram(
             "pdd_time_to_first_token_seconds",
             "Request accepted until its first token was sent",
-            ["path"],
-            buckets=_TTFT_BUCKETS_S,
+            ("path",),
+            bounds=_TTFT_BUCKETS_S,
             registry=self.registry,
         )
         self.tokens = TokenMetrics(self.registry)
-        self.tpot = Histogram(
+        self.tpot = PlainHistogram(
             "pdd_request_time_per_output_token_seconds",
             "Mean gap of a finished request: (end to end - first token) / (tokens - 1)",
-            buckets=GAP_BUCKETS_S,
+            bounds=GAP_BUCKETS_S,
             registry=self.registry,
         )
-        self.e2e = Histogram(
+        self.e2e = PlainHistogram(
             "pdd_e2e_request_latency_seconds",
             "Request accepted until its last token was sent",
-            buckets=_E2E_BUCKETS_S,
+            bounds=_E2E_BUCKETS_S,
             registry=self.registry,
         )
-        self.requests = Counter(
+        self.requests = PlainCounter(
             "pdd_requests",
             "Requests that have ended, by how they ended",
-            ["surface", "path", "outcome"],
+            ("surface", "path", "outcome"),
             registry=self.registry,
         )
-        self.running = Gauge(
+        self.running = PlainGauge(
             "pdd_requests_running",
             "Requests accepted and not ended",
             registry=self.registry,
         )
-        self.prompt_tokens = Counter(
+        self.prompt_tokens = PlainCounter(
             "pdd_prompt_tokens", "Prompt tokens of finished requests", registry=self.registry
         )
-        self.cached_prompt_tokens = Counter(
+        self.cached_prompt_tokens = PlainCounter(
             "pdd_cached_prompt_tokens",
             "Prompt tokens of finished requests that did not have to be computed",
             registry=self.registry,
         )
-        self.tenant_requests = Counter(
+        self.tenant_requests = PlainCounter(
             "pdd_tenant_requests",
             "Requests that have ended, by whom they belonged to",
-            ["tenant", "outcome"],
+            ("tenant", "outcome"),
             registry=self.registry,
         )
-        self.tenant_tokens = Counter(
+        self.tenant_tokens = PlainCounter(
             "pdd_tenant_tokens",
             "Tokens of finished requests: of the prompt, of it found in caches, of the output",
-            ["tenant", "kind"],
+            ("tenant", "kind"),
             registry=self.registry,
         )
         self._tenant_labels: set[str] = {DEFAULT_TENANT}
-        self.http_refused = Counter(
+        self.http_refused = PlainCounter(
             "pdd_http_refused",
             "Requests refused on HTTP's own account, before anybody looked at their body",
-            ["status"],
+            ("status",),
             registry=self.registry,
         )
 
     def begin(self, surface: str, *, now_s: float) -> "RequestMeter":
         """Start measuring one request; ``end`` must follow exactly once."""
-        self.running.inc()
+        self.running.add()
         return RequestMeter(self, surface, now_s)
 
     def tenant_label(self, tenant: str) -> str:
@@ -152,7 +153,7 @@ class RequestMeter:
         if self._first_token_s is None:
             self._first_token_s = now_s
             label = "none" if self.path is None else self.path.value
-            self._metrics.ttft.labels(label).observe(now_s - self._started_s)
+            self._metrics.ttft.observe(now_s - self._started_s, (label,))
             self._per_token.sent(count, count - 1, 0.0)
         else:
             self._per_token.sent(count, count, now_s - self._last_token_s)
@@ -164,11 +165,11 @@ class RequestMeter:
         assert outcome in OUTCOMES, outcome
         assert not self.ended, "a request ends exactly once"
         self.ended = True
-        self._metrics.running.dec()
+        self._metrics.running.add(-1.0)
         path = "none" if self.path is None else self.path.value
-        self._metrics.requests.labels(self._surface, path, outcome).inc()
+        self._metrics.requests.add(1.0, (self._surface, path, outcome))
         tenant = self._metrics.tenant_label(self.tenant)
-        self._metrics.tenant_requests.labels(tenant, outcome).inc()
+        self._metrics.tenant_requests.add(1.0, (tenant, outcome))
         if usage is None:
             return
         self._metrics.e2e.observe(now_s - self._started_s)
@@ -176,9 +177,9 @@ class RequestMeter:
             self._metrics.tpot.observe(
                 (self._last_token_s - self._first_token_s) / (self.token_count - 1)
             )
-        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self._metrics.cached_prompt_tokens.inc(usage.cached_tokens)
+        self._metrics.prompt_tokens.add(usage.prompt_tokens)
+        self._metrics.cached_prompt_tokens.add(usage.cached_tokens)
         tokens = self._metrics.tenant_tokens
-        tokens.labels(tenant, "prompt").inc(usage.prompt_tokens)
-        tokens.labels(tenant, "cached").inc(usage.cached_tokens)
-        tokens.labels(tenant, "completion").inc(usage.completion_tokens)
+        tokens.add(usage.prompt_tokens, (tenant, "prompt"))
+        tokens.add(usage.cached_tokens, (tenant, "cached"))
+        tokens.add(usage.completion_tokens, (tenant, "completion"))

@@ -7,7 +7,7 @@ from pdd.core.identity import Role
 from pdd.core.requests import GenerateRequest
 from pdd.scheduler import waiting
 from pdd.scheduler.attempts import start
-from pdd.scheduler.decisions import Decision, Outcome
+from pdd.scheduler.decision_record import Decision, Outcome
 from pdd.scheduler.effects import Effect, Fail
 from pdd.scheduler.events import RequestArrived
 from pdd.scheduler.policy.candidate import Question

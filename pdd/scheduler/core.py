@@ -14,7 +14,8 @@ from typing import assert_never
 from pdd.core.identity import NodeName, RequestId, Role
 from pdd.scheduler import admission, attempts, drains, endings, growth, invariants, members
 from pdd.scheduler.cordons import Cordon
-from pdd.scheduler.decisions import Decision, DecisionLog
+from pdd.scheduler.decision_record import DecisionRecord
+from pdd.scheduler.decisions import DecisionLog
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.events import (
@@ -76,7 +77,7 @@ class SchedulerCore:
             decisions=DecisionLog(
                 memory_s=settings.decision_memory_s,
                 count_max=settings.decision_count_max,
-                candidate_count_max=settings.decision_candidate_count_max,
+                size_bytes_max=settings.decision_size_bytes_max,
             ),
             roles=RoleBook.of(settings.roles),
         )
@@ -188,7 +189,7 @@ class SchedulerCore:
         """Why an operator cannot give a member this role; empty where nothing speaks against it."""
         return switches.refusal(self._state, self._state.nodes[node], role)
 
-    def why(self, request_id: RequestId, *, now_s: float) -> tuple[Decision, ...]:
+    def why(self, request_id: RequestId, *, now_s: float) -> tuple[DecisionRecord, ...]:
         """The decisions about a request of the last hour, oldest first; empty if none is known."""
         return self._state.decisions.of(request_id, now_s=now_s)
 

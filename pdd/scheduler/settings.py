@@ -121,9 +121,9 @@ class SchedulerSettings:
     ``node_silence_s``: a node that reports nothing for so long is treated as lost.
     ``lost_node_memory_s``: how long a lost node is listed, counted from its last report.
     ``lost_node_count_max``: lost nodes that are listed; beyond it those lost longest go early.
-    ``decision_memory_s``, ``decision_count_max``, ``decision_candidate_count_max``: for how long,
-    of how many requests, and with how many candidate nodes in all, decisions can be looked up;
-    beyond any of these the oldest go.
+    ``decision_memory_s``, ``decision_count_max``, ``decision_size_bytes_max``: for how long, of how
+    many requests, and in how much memory decisions can be looked up; beyond any of these the oldest
+    go.
     """
 
     queue_request_count_max: int = 256
@@ -134,7 +134,7 @@ class SchedulerSettings:
     lost_node_count_max: int = 256
     decision_memory_s: float = 3600.0
     decision_count_max: int = 20_000
-    decision_candidate_count_max: int = 200_000
+    decision_size_bytes_max: int = 32 << 20
     policy: PolicySettings = field(default_factory=PolicySettings)
     path: PathSettings = field(default_factory=PathSettings)
     estimates: EstimateSettings = field(default_factory=EstimateSettings)

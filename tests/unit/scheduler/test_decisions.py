@@ -1,10 +1,14 @@
 """The log of decisions: what is kept, for how long, and how much."""
 
+from dataclasses import asdict
 from typing import Any
+
+import pytest
 
 from pdd.core.identity import RequestId
 from pdd.core.requests import Path
-from pdd.scheduler.decisions import Decision, DecisionLog, Outcome
+from pdd.scheduler.decision_record import Decision, DecisionRecord, Outcome, pack
+from pdd.scheduler.decisions import DecisionLog
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.events import RequestArrived, RequestCancelled, Tick
 from pdd.scheduler.policy.place import Considered
@@ -24,10 +28,8 @@ def decision(request_id: str, *, at_s: float = 0.0, **fields: Any) -> Decision:
     return Decision(**{**values, **fields})
 
 
-def make_log(*, count_max: int = 10, candidate_count_max: int = 100) -> DecisionLog:
-    return DecisionLog(
-        memory_s=3600.0, count_max=count_max, candidate_count_max=candidate_count_max
-    )
+def make_log(*, count_max: int = 10, size_bytes_max: int = 100_000) -> DecisionLog:
+    return DecisionLog(memory_s=3600.0, count_max=count_max, size_bytes_max=size_bytes_max)
 
 
 def test_it_remembers_for_an_hour() -> None:
@@ -82,7 +84,7 @@ def arrive(cluster: Cluster, request_id: str, **fields: Any) -> list[Effect]:
     return cluster.step(RequestArrived(request=make_request(request_id, **fields)))
 
 
-def why(cluster: Cluster, request_id: str) -> list[Decision]:
+def why(cluster: Cluster, request_id: str) -> list[DecisionRecord]:
     return list(cluster.core.why(RequestId(request_id), now_s=cluster.now_s))
 
 
@@ -130,3 +132,79 @@ def test_of_many_candidates_the_best_are_told_and_the_others_counted() -> None:
     assert len(choice.candidates) == 16
     assert choice.candidates[0].is_chosen
     assert choice.other_count == {"": 14}
+
+
+def test_the_memory_of_all_records_is_bounded() -> None:
+    log = make_log(count_max=10_000, size_bytes_max=50_000)
+    for number in range(1000):
+        log.keep(decision(f"r{number}", reason="x" * 100))
+        log.keep(decision(f"r{number}", generation=1))
+        assert log.size_bytes <= 50_000
+    assert 50 < len(log) < 1000
+    assert len(log.of(RequestId("r999"), now_s=0.0)) == 2
+    for number in range(1000):
+        log.keep(decision(f"r{number}", at_s=9999.0 + 3601.0 * number))
+    assert len(log) == 1, "the others are older than an hour"
+    (last,) = log.of(RequestId("r999"), now_s=9999.0 + 3601.0 * 999)
+    assert log.size_bytes == 320 + len(pack(decision("r999", at_s=last.decided_s)))
+
+
+def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[Decision, DecisionRecord]] = []
+    keep = DecisionLog.keep
+
+    def watched(log: DecisionLog, one: Decision) -> None:
+        keep(log, one)
+        made.append((one, log.of(one.request_id, now_s=one.decided_s)[-1]))
+
+    monkeypatch.setattr(DecisionLog, "keep", watched)
+    cluster = Cluster("prefill-0", "decode-0", make_joined("decode-1", max_num_seqs=1))
+    arrive(cluster, "a", tenant="acme")
+    cluster.now_s += 1e6
+    arrive(cluster, "b")
+    assert len(made) == 2
+    for one, told in made:
+        for name in ("request_id", "generation", "outcome", "path", "reason", "tenant"):
+            assert getattr(told, name) == getattr(one, name)
+        assert told.decided_s == pytest.approx(one.decided_s, abs=1e-3)
+        assert one.considered.path_inputs is not None
+        path_inputs = asdict(one.considered.path_inputs)
+        assert told.path_inputs == pytest.approx(
+            {name: float(value) for name, value in path_inputs.items()}
+        )
+        for choice, record in zip(
+            (one.considered.prefill, one.considered.decode), told.choices(), strict=True
+        ):
+            assert choice is not None
+            assert record is not None
+            assert len(record.candidates) == len(choice.candidates)
+            for shown in record.candidates:
+                (candidate,) = [one for one in choice.candidates if one.name == shown.node]
+                assert shown.is_chosen == (candidate is choice.chosen)
+                dropped = choice.dropped.get(shown.node, ("", ""))
+                assert (shown.dropped_by, shown.dropped_why) == dropped
+                assert shown.scores == pytest.approx(choice.scores.get(shown.node, {}))
+                assert shown.total == pytest.approx(choice.totals.get(shown.node, 0.0))
+                assert shown.inputs == pytest.approx(
+                    {
+                        "cached_tokens": candidate.cached_tokens,
+                        "remainder_tokens": candidate.remainder_tokens,
+                        "completion_s": candidate.completion_s,
+                        "blocks": candidate.blocks,
+                        "claim_blocks": candidate.claim,
+                        "unpromised_blocks": candidate.unpromised_blocks,
+                        "sequences": candidate.sequence_count,
+                        "load": candidate.load,
+                        "transfer_s": candidate.transfer_s,
+                        "inbound_s": candidate.inbound_s,
+                        "is_preferred": float(candidate.is_preferred),
+                    }
+                )
+
+
+def test_a_packed_decision_is_a_fraction_of_its_objects() -> None:
+    cluster = Cluster("prefill-0", "decode-0", "decode-1")
+    arrive(cluster, "r-0123456789abcdef01234567")
+    assert cluster.core._state.decisions.size_bytes < 800
