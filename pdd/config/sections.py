@@ -353,6 +353,10 @@ class SchedulerSection(Section):
     decision_limit_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 20_000
     """Of how many requests; beyond it the oldest are forgotten."""
 
+    directory_limit_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000_000
+    """Distinct KV blocks over all nodes of which the scheduler knows who holds them, at up to 64
+    bytes each; further ones are not looked for when a request is placed."""
+
 
 class PolicyFilter(StrEnum):
     """Filters of the placement policy."""

@@ -16,11 +16,7 @@ import structlog
 from pdd.control.convert import identity_from_proto, identity_to_proto
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
 from pdd.control.role_operator import RoleOperator, RoleRefused, RoleUnknown
-from pdd.control.versions import (
-    ACCEPTED_PROTOCOL_VERSIONS,
-    PEERS_SINCE_VERSION,
-    PROTOCOL_VERSION,
-)
+from pdd.control.versions import ACCEPTED_PROTOCOL_VERSIONS, PROTOCOL_VERSION
 from pdd.core.errors import RemoteError
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
@@ -71,16 +67,19 @@ class NodeSession:
         )
 
     def introduce(self, peers: list[cluster_pb2.PeerNode], *, complete: bool) -> None:
-        """Queue news of peers, unless the node is too old to understand them."""
-        if self.hello.protocol_version >= PEERS_SINCE_VERSION:
-            joined = cluster_pb2.PeersJoined(peers=peers, complete=complete)
-            self.outbox.put(cluster_pb2.SchedulerMessage(peers_joined=joined))
+        """Queue news of peers."""
+        joined = cluster_pb2.PeersJoined(peers=peers, complete=complete)
+        self.outbox.put(cluster_pb2.SchedulerMessage(peers_joined=joined))
 
     def dismiss(self, identity: NodeIdentity) -> None:
         """Queue the news that a peer has left."""
-        if self.hello.protocol_version >= PEERS_SINCE_VERSION:
-            left = cluster_pb2.PeerLeft(identity=identity_to_proto(identity))
-            self.outbox.put(cluster_pb2.SchedulerMessage(peer_left=left))
+        left = cluster_pb2.PeerLeft(identity=identity_to_proto(identity))
+        self.outbox.put(cluster_pb2.SchedulerMessage(peer_left=left))
+
+    def ask_cache_snapshot(self) -> None:
+        """Queue the question what its prefix cache holds."""
+        ask = cluster_pb2.AskCacheSnapshot()
+        self.outbox.put(cluster_pb2.SchedulerMessage(ask_cache_snapshot=ask))
 
     def ask_blocks(self, request_id: str, generation: int) -> None:
         """Queue a question for a request's blocks."""

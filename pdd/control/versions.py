@@ -3,13 +3,14 @@
 History: 1, first version. 2, a scheduler tells nodes of their peers (``PeersJoined``,
 ``PeerLeft``) and nodes report their connections (``NodeStatus.links``); frames of one token and
 nothing else travel in columns (``TokenColumns``). Nodes need not ask whether a scheduler knows
-these: it is never older than its nodes.
+these: it is never older than its nodes. 3, nodes tell what their prefix caches hold
+(``CachePosition``, ``CacheDelta``, ``CacheSnapshotPart``; ``AskCacheSnapshot``).
 """
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Spoken by this build."""
-PEERS_SINCE_VERSION = 2
-"""A node of an older version connects when the first request needs it."""
+CACHE_SINCE_VERSION = 3
+"""What a node of an older version holds is guessed from where requests went."""
 
 
 def accepted_versions(newest: int) -> tuple[int, ...]:

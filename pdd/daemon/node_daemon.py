@@ -25,6 +25,7 @@ from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.block_watch import BlockWatch
+from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.core_claims import CoreClaims
 from pdd.daemon.descendants import end_descendants
 from pdd.daemon.grpc_extras import add_health_and_reflection
@@ -197,6 +198,12 @@ class _NodeDaemon:
             lambda: "" if claims is None else claims.degraded_reason,
             lambda: node_peers.degraded_reason,
         )
+        cache = CacheFeed(
+            engine=engine,
+            info=info,
+            identity=identity,
+            model=self._config.engine.served_model_name,
+        )
         service = NodeService(
             identity=identity,
             role=self._config.node.role,
@@ -209,6 +216,7 @@ class _NodeDaemon:
             peers=node_peers,
             health=health,
             blocks=blocks,
+            cache=cache,
             refused_caller_count=lambda: relay.refused_caller_count,
         )
         links = [
@@ -223,6 +231,7 @@ class _NodeDaemon:
             asyncio.create_task(self._report_status(service, looks, node_peers.ask, links))
         )
         tasks.append(asyncio.create_task(jobs.wait_crashed()))
+        tasks.append(asyncio.create_task(cache.run()))
         failed = asyncio.create_task(engine.wait_failed())
         notify.notify_ready(grpc=address)
         try:

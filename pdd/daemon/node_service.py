@@ -13,6 +13,7 @@ from pdd.control.versions import PROTOCOL_VERSION
 from pdd.core.blocks import BlockCensus
 from pdd.core.identity import NodeIdentity, RequestId, Role
 from pdd.daemon.block_watch import BlockWatch
+from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
 from pdd.daemon.node_peers import NodePeers
@@ -46,6 +47,7 @@ class NodeService:
         peers: NodePeers,
         health: NodeHealth,
         blocks: BlockWatch,
+        cache: CacheFeed,
         refused_caller_count: Callable[[], int] = lambda: 0,
     ) -> None:
         self._identity = identity
@@ -59,6 +61,7 @@ class NodeService:
         self._peers = peers
         self._health = health
         self._blocks = blocks
+        self._cache = cache
         self._refused_caller_count = refused_caller_count
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, _News] = {}
@@ -96,11 +99,13 @@ class NodeService:
             ),
         )
         log.info("scheduler_attached", scheduler=link.address)
+        self._cache.attached(link)
         self.send_status(link)
 
     def scheduler_lost(self, link: SchedulerLink, reason: str) -> None:
         """Its clients are gone with it, or ask elsewhere: free what it had asked for."""
         self._told.pop(link, None)
+        self._cache.lost(link)
         reports = self._reports.pop(link, None)
         if reports is not None:
             self._jobs.cancel_all(reports)
@@ -127,6 +132,8 @@ class NodeService:
                 self._peers.joined(link.address, message.peers_joined)
             case "peer_left":
                 self._peers.left(link.address, message.peer_left)
+            case "ask_cache_snapshot":
+                self._cache.send_snapshot(link)
             case other:
                 log.warning("scheduler_message_ignored", kind=other)
 

@@ -15,6 +15,7 @@ from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
 from pdd.core.ports import Clock
 from pdd.daemon import notify
+from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.replica_desk import ReplicaDesk
 from pdd.daemon.replica_plan import replica_plan
@@ -27,6 +28,7 @@ from pdd.daemon.security import bind_members, bind_public, member_security, publ
 from pdd.daemon.security_metrics import SecurityMetrics
 from pdd.daemon.served_model import served_model
 from pdd.daemon.signals import first_of, stop_on_signals
+from pdd.directory.machine import DirectoryMachine
 from pdd.gateway.front import Front
 from pdd.gateway.grpc_inference import InferenceServicer
 from pdd.gateway.metrics import GatewayMetrics
@@ -57,8 +59,13 @@ class _SchedulerDaemon:
         self._clock = clock
         self._agreement = agreement
         self._model: ServedModel = served_model(config.engine)
+        directory = DirectoryFeed(
+            machine=DirectoryMachine(max_key_count=config.scheduler.directory_limit_blocks),
+            clock=clock,
+        )
         self._driver = SchedulerDriver(
-            core=SchedulerCore(scheduler_settings(config)),
+            core=SchedulerCore(scheduler_settings(config), directory=directory),
+            directory=directory,
             clock=clock,
             model=self._model.name,
             tokenizer_digest=tokenizer_digest(Path(config.engine.model)),
@@ -128,6 +135,7 @@ class _SchedulerDaemon:
             agreeing,
             asyncio.create_task(self._driver.tick()),
             asyncio.create_task(self._driver.wait_crashed()),
+            asyncio.create_task(self._driver.directory.run()),
             asyncio.create_task(_watchdog()),
         ]
         # What was loaded stays: the collector need not walk it again while tokens wait.

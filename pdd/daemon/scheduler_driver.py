@@ -26,6 +26,7 @@ from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.agreed_cordons import AgreedCordons
 from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
 from pdd.daemon.block_locator import BlockLocator
+from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
@@ -83,6 +84,7 @@ class SchedulerDriver:
         self,
         *,
         core: SchedulerCore,
+        directory: DirectoryFeed,
         clock: Clock,
         model: str,
         tokenizer_digest: str = "",
@@ -90,6 +92,7 @@ class SchedulerDriver:
     ) -> None:
         """
         Args:
+            directory: the one that the core asks.
             tokenizer_digest: nodes with another one are refused; empty compares nothing.
             agreement: with the other schedulers; None: kept in memory, for as long as this lives.
         """
@@ -99,6 +102,8 @@ class SchedulerDriver:
         self._tokenizer_digest = tokenizer_digest
         self._sessions: dict[NodeName, NodeSession] = {}
         self._prompt_keys = PromptKeys(model=model)
+        self.directory = directory
+        directory.on_news(self._step)
         self._agreement: Agreement = agreement or AgreementOfOne()
         self._agreed_cordons = AgreedCordons()
         self.operator = OperatorDesk(core=core, clock=clock, agreement=self._agreement)
@@ -124,10 +129,7 @@ class SchedulerDriver:
     def start(self, request: GenerateRequest, sink: Sink) -> None:
         """See ``Inference.start``."""
         self._streams[request.request_id] = RequestStream(sink)
-        keys = b""
-        for node in self._core.nodes.values():  # one block size in a cluster
-            keys = self._prompt_keys.of(request, block_size_tokens=node.block_size)
-            break
+        keys = self._prompt_keys.of(request)
         self._step(RequestArrived(request=request, keys=keys, caller_key=request.affinity_key))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -209,6 +211,8 @@ class SchedulerDriver:
         log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         self._sessions[name] = session
         self._hellos[name] = hello
+        self._prompt_keys.fit(block_size_tokens=hello.block_size, fingerprint=hello.fingerprint)
+        self.directory.attached(session)
         self._step(
             NodeJoined(
                 identity=session.identity,
@@ -274,6 +278,8 @@ class SchedulerDriver:
                 )
             case "blocks_held":
                 self.blocks.answered(session.identity.name, message.blocks_held)
+            case "cache_position" | "cache_delta" | "cache_snapshot":
+                self.directory.said(session, message)
             case other:
                 log.warning("node_message_ignored", node=session.identity.name, kind=other)
 
@@ -283,6 +289,7 @@ class SchedulerDriver:
         if self._sessions.get(name) is not session:
             return  # another stream, perhaps of the same life, has taken over, or it was cut
         del self._sessions[name]
+        self.directory.detached(session)
         log.warning("node_lost", node=name, reason=reason)
         self._step(NodeLost(identity=session.identity, reason=reason))
 
@@ -452,6 +459,7 @@ class SchedulerDriver:
             case ForgetNode():
                 log.info("node_forgotten", node=effect.node)
                 del self._hellos[effect.node]
+                self.directory.forget(effect.node)
                 self._transfer_counters.pop(effect.node, None)
                 self._links.pop(effect.node, None)
                 self._block_states.pop(effect.node, None)
@@ -644,6 +652,7 @@ class SchedulerDriver:
             log.warning("node_lost", node=identity.name, reason=reason)
             session.close(reason)
             del self._sessions[identity.name]
+            self.directory.detached(session)
 
     def _refuse_intruder(self, identity: NodeIdentity, present: NodeIdentity) -> None:
         """A name belongs to the node that is attached, and to its later lives."""

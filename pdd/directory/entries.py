@@ -27,6 +27,10 @@ _TEXT_MAX = 512
 NodeLife: TypeAlias = tuple[str, int]
 """A node's name and boot epoch."""
 
+MESSAGE_KEY_COUNT_MAX = 4096
+"""Keys that one delta or part of a snapshot names: 64 KiB, and a few milliseconds to apply, in
+which a scheduler does nothing else."""
+
 RankBlocks: TypeAlias = tuple[tuple[int, ...], ...]
 """Block ids per tensor-parallel rank."""
 

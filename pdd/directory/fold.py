@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pdd.directory.entries import BlockDelta
 from pdd.directory.keys import split_keys
@@ -32,6 +33,15 @@ class Fold:
     def clear(self) -> None:
         self._held.clear()
         self.is_cleared = True
+
+    def split_off(self, count_max: int) -> Fold:
+        """Take the first ``count_max`` keys, and the clear, out of this fold. The two say of
+        distinct keys, so that nothing but the clear depends on their order."""
+        first = Fold(is_cleared=self.is_cleared, _held=dict(islice(self._held.items(), count_max)))
+        self.is_cleared = False
+        for key in first._held:
+            del self._held[key]
+        return first
 
     def delta(
         self, *, node: str, boot_epoch: int, first_sequence: int, last_sequence: int

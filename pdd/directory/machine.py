@@ -177,7 +177,11 @@ class DirectoryMachine:
             if joined.boot_epoch < node.boot_epoch:
                 return Status.STALE
             if joined.boot_epoch == node.boot_epoch:
-                return Status.DUPLICATE
+                if node.snapshot is None:
+                    return Status.DUPLICATE
+                # Its parts came in a stream that broke: there will be no more of them.
+                self._drop_snapshot(node)
+                return Status.GAP
         if node is None and len(self._nodes) == NODE_COUNT_MAX:
             return Status.FULL
         if node is not None:
@@ -273,6 +277,16 @@ class DirectoryMachine:
     def note_lost(self, node: str) -> None:
         """What a node holds is not known here, though other replicas may: it wants a snapshot."""
         self._nodes[node].is_soft_state_lost = True
+
+    def is_known(self, node: str) -> bool:
+        """Whether what a node holds is known here, but for what it is still to tell."""
+        record = self._nodes.get(node)
+        return record is not None and not record.is_soft_state_lost
+
+    def boot_epoch(self, node: str) -> int | None:
+        """The life that is known of a node; None where none is."""
+        record = self._nodes.get(node)
+        return None if record is None else record.boot_epoch
 
     def held_count(self, node: str) -> int:
         """Blocks known of a node."""

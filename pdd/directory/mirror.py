@@ -1,6 +1,6 @@
 """On a node: what its engine's prefix cache holds, as pdd's keys, and what changed since last told.
 
-    engine events  ──stored/removed/cleared──>  NodeMirror  ──take_delta()──>      to the leader
+    engine events  ──stored/removed/cleared──>  NodeMirror  ──take_delta()──>      to schedulers
     (engine's own hashes, token ids)                        ──snapshot_parts()──>  when it asks
 
 The engine can say what changed but not what it holds, so this watches it from its start. Its own
@@ -22,12 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from pdd.directory.entries import BlockDelta, SnapshotPart
+from pdd.directory.entries import MESSAGE_KEY_COUNT_MAX, BlockDelta, SnapshotPart
 from pdd.directory.fold import Fold
 from pdd.directory.keys import BlockKey, ChainScope, block_keys, split_keys
-
-PART_KEY_COUNT = 16_384
-"""Keys in one part of a snapshot: 256 KiB in a log entry."""
 
 
 class NodeMirror:
@@ -54,8 +51,13 @@ class NodeMirror:
 
     @property
     def pending_count(self) -> int:
-        """Keys that the next delta will name."""
+        """Keys that the next deltas will name."""
         return len(self._fold)
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the last delta that was taken; 0 before the first."""
+        return self._sequence
 
     def stored(
         self,
@@ -107,10 +109,12 @@ class NodeMirror:
         self.orphan_count = 0
 
     def take_delta(self) -> BlockDelta | None:
-        """What changed since the last delta or snapshot, numbered; None where nothing did."""
+        """What changed since the last delta or snapshot, numbered; None where nothing did.
+
+        At most ``MESSAGE_KEY_COUNT_MAX`` keys: what is more comes with the next call."""
         if not self._fold:
             return None
-        fold, self._fold = self._fold, Fold()
+        fold = self._fold.split_off(MESSAGE_KEY_COUNT_MAX)
         self._sequence += 1
         return fold.delta(
             node=self._node,
@@ -125,8 +129,8 @@ class NodeMirror:
         self._fold = Fold()
         keys = list(self._keys.values())
         slices = [
-            b"".join(keys[start : start + PART_KEY_COUNT])
-            for start in range(0, max(len(keys), 1), PART_KEY_COUNT)
+            b"".join(keys[start : start + MESSAGE_KEY_COUNT_MAX])
+            for start in range(0, max(len(keys), 1), MESSAGE_KEY_COUNT_MAX)
         ]
         return [
             SnapshotPart(

@@ -10,6 +10,7 @@ from pdd.core.blocks import BlockCensus
 from pdd.core.frames import FinishReason, TokenLogprobs
 from pdd.core.identity import NodeIdentity
 from pdd.core.sampling import Sampling
+from pdd.engine.cache_events import CacheListener
 from pdd.transfer.pairing import RankConnection, RankLink
 
 
@@ -165,6 +166,15 @@ class Engine(Protocol):
 
     def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
         """Whom to tell that a decode job can go on (or recomputes what did not arrive)."""
+        ...
+
+    def on_cache_events(self, notify: CacheListener) -> None:
+        """Whom to tell what changes in the prefix cache. Set it between ``start`` and the first
+        job. An engine without a prefix cache tells nothing."""
+        ...
+
+    async def reset_cache(self) -> bool:
+        """Empty the prefix cache. False while sequences use it: ask again later."""
         ...
 
     async def wait_failed(self) -> str:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from tokenizers import Tokenizer
 
 from pdd.connector.link_messages import (
@@ -40,6 +41,7 @@ from pdd.core.errors import InvalidRequest
 from pdd.core.frames import FinishReason, TokenLogprobs
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
+from pdd.engine.cache_events import CacheListener
 from pdd.engine.link_server import LinkServer
 from pdd.engine.output_logprobs import token_logprobs
 from pdd.engine.port import (
@@ -51,6 +53,7 @@ from pdd.engine.port import (
     PeerControl,
     StepOutput,
 )
+from pdd.engine.vllm_cache_events import VllmCacheEvents
 from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
 from pdd.model.digest import tokenizer_digest, weights_digest
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from pdd.engine.vllm_start import StartedLlm
+
+log = structlog.get_logger(__name__)
 
 _SHUTDOWN_TIMEOUT_S = 5.0
 _HELLO_TIMEOUT_S = 10.0
@@ -98,6 +103,9 @@ class VllmEngine:
         self._connections: dict[int, tuple[RankConnection, ...]] = {}
         self._send_control: Callable[[PeerControl], None] | None = None
         self._notify_ready: Callable[[str, JobFacts], None] | None = None
+        self._cache_events = VllmCacheEvents(settings.rpc_dir)
+        self._notify_cache: CacheListener = lambda events: None
+        self._following: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # One thread starts vLLM's processes and stays until they are gone: they get SIGTERM when
         # the *thread* that started them ends (prctl(2), PR_SET_PDEATHSIG).
@@ -116,9 +124,12 @@ class VllmEngine:
             transfer=self._settings.transfer,
         )
         os.environ.update(self._settings.environment())
+        args = engine_args(self._settings, worker, cache_events=self._cache_events.config())
+        if args["enable_prefix_caching"]:
+            self._following = asyncio.create_task(self._follow_cache(), name="vllm cache events")
         try:
             started = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._build, engine_args(self._settings, worker)
+                self._thread, self._build, args
             )
             self._llm, self._native_seeds = started.llm, started.native_seeds
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
@@ -280,6 +291,25 @@ class VllmEngine:
         """See ``Engine.on_ready``."""
         self._notify_ready = notify
 
+    def on_cache_events(self, notify: CacheListener) -> None:
+        """See ``Engine.on_cache_events``."""
+        self._notify_cache = notify
+
+    async def reset_cache(self) -> bool:
+        """See ``Engine.reset_cache``."""
+        return self._llm is not None and await self._llm.reset_prefix_cache()
+
+    async def _follow_cache(self) -> None:
+        """A failure ends the engine: what its cache holds would be wrong for ever."""
+        try:
+            await self._cache_events.follow(lambda events: self._notify_cache(events))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("cache_events_failed")
+            if not self._failed.done():
+                self._failed.set_result(f"its cache events cannot be followed: {error}")
+
     async def wait_failed(self) -> str:
         """See ``Engine.wait_failed``. vLLM tells nobody when it is idle, so it is asked."""
         while not self._failed.done():
@@ -291,6 +321,10 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """See ``Engine.stop``. vLLM's shutdown blocks, so it gets a thread of its own."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.get_running_loop().run_in_executor(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd.connector.worker_side import WorkerSettings
+from pdd.engine.vllm_cache_events import ENVIRONMENT as CACHE_EVENTS_ENVIRONMENT
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.settings import TransferSettings
 
@@ -48,6 +49,7 @@ class VllmSettings:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_DO_NOT_TRACK": "1",
             "VLLM_RPC_BASE_PATH": str(self.rpc_dir),
+            **CACHE_EVENTS_ENVIRONMENT,
             **ucx_environment(transport=self.transport, devices=self.devices),
         }
         if self.cpu_cores:
@@ -57,8 +59,11 @@ class VllmSettings:
         return environment
 
 
-def engine_args(settings: VllmSettings, worker: WorkerSettings) -> dict[str, Any]:
-    """Arguments for ``AsyncEngineArgs``; ``settings.extra`` wins over everything but transfer."""
+def engine_args(
+    settings: VllmSettings, worker: WorkerSettings, *, cache_events: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments for ``AsyncEngineArgs``; ``settings.extra`` wins over everything but transfer and
+    cache events. ``cache_events``: for ``KVEventsConfig``, where there is a cache."""
     args: dict[str, Any] = {
         "model": str(settings.model_path),
         "served_model_name": settings.served_model_name,
@@ -77,6 +82,8 @@ def engine_args(settings: VllmSettings, worker: WorkerSettings) -> dict[str, Any
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
     args.update(settings.extra)
+    if args["enable_prefix_caching"]:
+        args["kv_events_config"] = cache_events
     args["kv_transfer_config"] = {
         "kv_connector": "PddConnector",
         "kv_connector_module_path": "pdd.connector.facade",

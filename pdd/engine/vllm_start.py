@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import KVEventsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -36,6 +36,8 @@ def build_async_llm(args: dict[str, Any], *, on_stats: StatsCallback) -> Started
         RuntimeError: this build of vLLM can do neither.
     """
     on_cpu = current_platform.is_cpu()
+    if "kv_events_config" in args:
+        args = {**args, "kv_events_config": KVEventsConfig(**args["kv_events_config"])}
     if on_cpu:
         args = {**args, "logits_processors": [KEYED_SAMPLER]}
 

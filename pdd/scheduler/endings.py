@@ -77,8 +77,9 @@ def _learn_from(state: State, request: Request, event: SequenceFinished, now_s: 
     if request.cached_guess is not None and request.generation == 0:
         name, guess = request.cached_guess
         facts = event.finish.facts if name == event.node else request.prefill_facts
-        if 2 * facts.cached_tokens < guess:
-            state.policy.forget_prefix(name, request.keys)
+        node = state.nodes.get(name)
+        if node is not None and 2 * facts.cached_tokens < guess:
+            state.policy.forget_prefix(node, request.keys)
 
 
 def cancelled(state: State, event: RequestCancelled) -> list[Effect]:

@@ -110,7 +110,7 @@ def blocks_evicted(state: State, event: BlocksEvicted) -> list[Effect]:
     """A node no longer holds some prefixes: it has lost the preference for them."""
     node = state.nodes.get(event.identity.name)
     if node is not None and node.identity == event.identity:
-        state.policy.forget_prefix(node.name, event.keys)
+        state.policy.forget_prefix(node, event.keys)
     return []
 
 

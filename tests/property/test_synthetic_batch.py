@@ -3,11 +3,14 @@
 The driver's part (transfers, tokens) is played by the machine, in any order the real one allows.
 """
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdd.connector.params import JobKind
+from pdd.engine.cache_events import CacheCleared, CacheRemoved, CacheStored
 from pdd.engine.synthetic.batch import Batch
 from pdd.engine.synthetic.ledger import BlockLedger
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
@@ -33,6 +36,7 @@ class BatchMachine(RuleBasedStateMachine):
         self.ending: set[str] = set()  # transfers that were told to end, or have nothing to read
         self.loading: dict[str, Sequence] = {}
         self.cancelled_loads: set[str] = set()
+        self.told = Counter[bytes]()  # what a listener believes the cache to hold, with copies
 
     @rule(
         length=st.integers(1, 40),
@@ -111,6 +115,26 @@ class BatchMachine(RuleBasedStateMachine):
         self.ending.discard(key)
         one.source_open = False
         self.batch.transfer_quiet(key)
+
+    @invariant()
+    def a_listener_knows_what_is_cached(self) -> None:
+        for event in self.batch.take_cache_events():
+            match event:
+                case CacheStored():
+                    assert len(event.token_ids) == len(event.hashes) * BLOCK_SIZE
+                    assert event.parent is None or self.told[event.parent], "an orphan"
+                    self.told.update(event.hashes)
+                case CacheRemoved():
+                    self.told.subtract(event.hashes)
+                case CacheCleared():
+                    self.told.clear()
+        assert min(self.told.values(), default=0) >= 0
+        assert set(+self.told) == set(self.batch.ledger.cached_hashes())
+
+    @rule()
+    def reset(self) -> None:
+        held = self.batch.ledger.available_count < BLOCK_COUNT
+        assert self.batch.reset_cache() is not held
 
     @invariant()
     def blocks_are_conserved(self) -> None:

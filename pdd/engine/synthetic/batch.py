@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from pdd.connector.params import JobKind
+from pdd.engine.cache_events import CacheCleared, CacheEvent, CacheRemoved, CacheStored
 from pdd.engine.synthetic.ledger import BlockLedger, Hold
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
 
@@ -85,6 +86,7 @@ class Batch:
         self._loaded: list[Sequence] = []
         self._running: list[Sequence] = []
         self._parted: dict[str, _Parted] = {}
+        self._cache_events: list[CacheEvent] = []
         self.preempted_count = 0
 
     @property
@@ -247,12 +249,37 @@ class Batch:
         full = end // self._block_size
         if full == full_before:
             return
-        for block, block_hash in zip(
-            sequence.blocks[full_before:full],
-            self._hashes(sequence, full)[full_before:full],
-            strict=True,
-        ):
+        hashes = self._hashes(sequence, full)[full_before:]
+        for block, block_hash in zip(sequence.blocks[full_before:full], hashes, strict=True):
             self.ledger.remember(block, block_hash)
+        self._note_evicted()
+        self._cache_events.append(
+            CacheStored(
+                hashes=tuple(hashes),
+                parent=sequence.hashes[full_before - 1] if full_before else None,
+                token_ids=sequence.tokens[full_before * self._block_size : full * self._block_size],
+                cache_salt=sequence.job.cache_salt,
+            )
+        )
+
+    def take_cache_events(self) -> list[CacheEvent]:
+        """What changed in the prefix cache since the last call."""
+        self._note_evicted()
+        events, self._cache_events = self._cache_events, []
+        return events
+
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, while anybody holds a block (as vLLM's
+        block pool does it)."""
+        if self.ledger.available_count < self.ledger.usable_count:
+            return False
+        self.ledger.forget_all()
+        self._cache_events.append(CacheCleared())
+        return True
+
+    def _note_evicted(self) -> None:
+        if evicted := self.ledger.take_evicted():
+            self._cache_events.append(CacheRemoved(hashes=tuple(evicted)))
 
     def loaded(self, sequence: Sequence, *, first_bad_index: int | None) -> None:
         """A decode job's transfer has ended and its first token is among the tokens.

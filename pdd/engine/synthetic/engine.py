@@ -28,6 +28,7 @@ from pdd.core.errors import ConfigError, KVTransferError
 from pdd.core.frames import TokenLogprobs
 from pdd.core.identity import NodeIdentity
 from pdd.core.ports import Clock
+from pdd.engine.cache_events import CacheListener
 from pdd.engine.output_logprobs import token_logprobs
 from pdd.engine.port import (
     EngineFailed,
@@ -121,6 +122,7 @@ class SyntheticEngine:
         self._task: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._notify_ready: Callable[[str, JobFacts], None] | None = None
+        self._notify_cache: CacheListener | None = None
 
     # --- life --------------------------------------------------------------------------------
 
@@ -288,6 +290,21 @@ class SyntheticEngine:
         """See ``Engine.on_ready``."""
         self._notify_ready = notify
 
+    def on_cache_events(self, notify: CacheListener) -> None:
+        """See ``Engine.on_cache_events``."""
+        self._notify_cache = notify
+
+    async def reset_cache(self) -> bool:
+        """See ``Engine.reset_cache``."""
+        is_reset = self.batch.reset_cache()
+        self._tell_cache()
+        return is_reset
+
+    def _tell_cache(self) -> None:
+        events = self.batch.take_cache_events()
+        if events and self._notify_cache is not None:
+            self._notify_cache(events)
+
     # --- the loop ----------------------------------------------------------------------------
 
     async def _run_loop(self) -> None:
@@ -311,7 +328,8 @@ class SyntheticEngine:
                 await self._spend(plan)
                 self._compute(plan)
                 self._log_step()
-            elif plan.empty and not (plan.preempted and not planned_again):
+            self._tell_cache()
+            if plan.empty and not (plan.preempted and not planned_again):
                 if self._pace is not None:
                     self._pace.rest()
                 await self._work.wait()

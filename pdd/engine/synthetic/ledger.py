@@ -14,6 +14,9 @@ A block may be held several times (a prefix that is shared, or read by a transfe
 then the first of ACTIVE, LEASED, QUARANTINED that holds it. Every state has a counter of its own
 that is kept with each change; ``census`` counts afresh, ``check`` compares.
 
+Several blocks may hold the same content: each has the hash, the one that got it first is reused.
+Who follows what the cache holds learns of evictions by ``take_evicted``.
+
 Block 0 is never handed out (vLLM keeps one too, and the scheduler counts on that): whoever names
 it by mistake is found.
 """
@@ -52,10 +55,11 @@ class BlockLedger:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._holds: list[list[int]] = [[0, 0, 0] for _ in range(block_count)]
         self._hash_of: dict[int, bytes] = {}
-        self._block_of: dict[bytes, int] = {}
+        self._blocks_of: dict[bytes, dict[int, None]] = {}
         self._counts: dict[BlockState, int] = dict.fromkeys(BlockState, 0)
         self._counts[BlockState.FREE] = self._usable_count
         self.evicted_count = 0
+        self._evicted: list[bytes] = []
 
     @property
     def usable_count(self) -> int:
@@ -107,7 +111,7 @@ class BlockLedger:
                 block, before = self._free.popleft(), BlockState.FREE
             else:
                 block, _ = self._cached.popitem(last=False)
-                del self._block_of[self._hash_of.pop(block)]
+                self._evicted.append(self._forget(block))
                 before = BlockState.CACHED
                 self.evicted_count += 1
             self._holds[block][hold] = 1
@@ -119,10 +123,10 @@ class BlockLedger:
         """Blocks of the longest known prefix of ``hashes``. Holds nothing."""
         found = []
         for block_hash in hashes:
-            block = self._block_of.get(block_hash)
-            if block is None:
+            blocks = self._blocks_of.get(block_hash)
+            if blocks is None:
                 break
-            found.append(block)
+            found.append(next(iter(blocks)))
         return found
 
     def hold(self, blocks: Iterable[int], hold: Hold) -> None:
@@ -158,11 +162,38 @@ class BlockLedger:
             self._moved(state, self._state(block))
 
     def remember(self, block: int, block_hash: bytes) -> None:
-        """A held block is full and final: others may reuse it. The first block of a hash stays."""
+        """A held block is full and final: others may reuse it."""
         assert any(self._holds[block]), f"block {block} is held by nobody"
-        if block not in self._hash_of and block_hash not in self._block_of:
-            self._hash_of[block] = block_hash
-            self._block_of[block_hash] = block
+        assert block not in self._hash_of, f"block {block} is full already"
+        self._hash_of[block] = block_hash
+        self._blocks_of.setdefault(block_hash, {})[block] = None
+
+    def take_evicted(self) -> list[bytes]:
+        """Hashes of the blocks that were evicted since the last call, one for each, in order."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def cached_hashes(self) -> list[bytes]:
+        """Every hash that ``find`` knows, once."""
+        return list(self._blocks_of)
+
+    def forget_all(self) -> None:
+        """Nobody holds a block, and none is reused any more. Nothing of it counts as evicted."""
+        assert self.available_count == self._usable_count, "blocks are held"
+        for block in list(self._cached):
+            self._forget(block)
+            self._free.append(block)
+            self._moved(BlockState.CACHED, BlockState.FREE)
+        self._cached.clear()
+        self._evicted.clear()
+
+    def _forget(self, block: int) -> bytes:
+        block_hash = self._hash_of.pop(block)
+        blocks = self._blocks_of[block_hash]
+        del blocks[block]
+        if not blocks:
+            del self._blocks_of[block_hash]
+        return block_hash
 
     def check(self, held: Mapping[Hold, Iterable[Sequence[int]]]) -> None:
         """Count everything afresh. ``held``: by hold, the blocks of every holder.
@@ -186,8 +217,10 @@ class BlockLedger:
             assert bool(cached[block]) <= (block in self._hash_of), f"block {block} has no hash"
             recount[self._state(block)] += 1
         for block, block_hash in self._hash_of.items():
-            assert self._block_of[block_hash] == block, f"block {block}: hash points elsewhere"
-        assert len(self._block_of) == len(self._hash_of), "a hash points to a forgotten block"
+            assert block in self._blocks_of[block_hash], f"block {block}: hash points elsewhere"
+        pointed = sum(map(len, self._blocks_of.values()))
+        assert pointed == len(self._hash_of), "a hash points to a forgotten block"
+        assert all(self._blocks_of.values()), "a hash is kept for no block"
         for state in BlockState:
             kept = self._counts[state]
             assert kept == recount[state], f"{kept} blocks {state} by counter, {recount[state]} are"

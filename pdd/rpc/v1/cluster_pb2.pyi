@@ -19,7 +19,7 @@ class NodeIdentity(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[str] = ..., boot_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held")
+    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held", "cache_position", "cache_delta", "cache_snapshot")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,9 @@ class NodeMessage(_message.Message):
     TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    CACHE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CACHE_DELTA_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     status: NodeStatus
     frames: FrameBatch
@@ -34,7 +37,42 @@ class NodeMessage(_message.Message):
     transfer_done: TransferDone
     tokens: TokenColumns
     blocks_held: BlocksHeld
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ...) -> None: ...
+    cache_position: CachePosition
+    cache_delta: CacheDelta
+    cache_snapshot: CacheSnapshotPart
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ..., cache_position: _Optional[_Union[CachePosition, _Mapping]] = ..., cache_delta: _Optional[_Union[CacheDelta, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshotPart, _Mapping]] = ...) -> None: ...
+
+class CachePosition(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class CacheDelta(_message.Message):
+    __slots__ = ("first_sequence", "last_sequence", "cleared", "removed", "stored")
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    first_sequence: int
+    last_sequence: int
+    cleared: bool
+    removed: bytes
+    stored: bytes
+    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., cleared: _Optional[bool] = ..., removed: _Optional[bytes] = ..., stored: _Optional[bytes] = ...) -> None: ...
+
+class CacheSnapshotPart(_message.Message):
+    __slots__ = ("as_of_sequence", "part_index", "part_count", "keys")
+    AS_OF_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PART_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    as_of_sequence: int
+    part_index: int
+    part_count: int
+    keys: bytes
+    def __init__(self, as_of_sequence: _Optional[int] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned")
@@ -223,7 +261,7 @@ class TransferDone(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks")
+    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks", "ask_cache_snapshot")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +269,7 @@ class SchedulerMessage(_message.Message):
     PEERS_JOINED_FIELD_NUMBER: _ClassVar[int]
     PEER_LEFT_FIELD_NUMBER: _ClassVar[int]
     ASK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ASK_CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     submits: SubmitBatch
     cancels: CancelBatch
@@ -238,7 +277,12 @@ class SchedulerMessage(_message.Message):
     peers_joined: PeersJoined
     peer_left: PeerLeft
     ask_blocks: AskBlocks
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ...) -> None: ...
+    ask_cache_snapshot: AskCacheSnapshot
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ..., ask_cache_snapshot: _Optional[_Union[AskCacheSnapshot, _Mapping]] = ...) -> None: ...
+
+class AskCacheSnapshot(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version",)

@@ -146,10 +146,9 @@ class Policy:
                     now_s=question.now_s,
                 )
 
-    def forget_prefix(self, node: NodeName, keys: bytes) -> None:
+    def forget_prefix(self, node: Node, keys: bytes) -> None:
         """The node does not hold these blocks, whatever was believed."""
-        for homes in self.homes.values():
-            homes.evict(node, keys)
+        self.homes[node.role].evict(node.name, keys)
 
     def _only_local(self, question: Question, prefills: list[Node]) -> str:
         if question.resumes:

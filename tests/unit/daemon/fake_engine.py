@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from pdd.core.blocks import BlockCensus
 from pdd.core.frames import FinishReason
+from pdd.engine.cache_events import CacheListener
 from pdd.engine.port import EngineInfo, EngineStats, Job, JobFacts, PeerControl, StepOutput
 from pdd.transfer.pairing import RankConnection, RankLink
 from pdd.transfer.values import Connection, PeerId
@@ -96,6 +97,10 @@ class FakeEngine:
         self.lanes: tuple[str, ...] = ("tcp/lo",)
         self.received_bytes = 0
         self.bytes_per_s = 0.0
+        self.notify_cache: CacheListener = lambda events: None
+        self.resets = True
+        """Whether the cache can be emptied: nothing uses it."""
+        self.reset_count = 0
         self.notify_ready: Callable[[str, JobFacts], None] = lambda key, facts: None
         self._started = asyncio.Event()
 
@@ -182,6 +187,13 @@ class FakeEngine:
 
     def on_ready(self, notify: Callable[[str, JobFacts], None]) -> None:
         self.notify_ready = notify
+
+    def on_cache_events(self, notify: CacheListener) -> None:
+        self.notify_cache = notify
+
+    async def reset_cache(self) -> bool:
+        self.reset_count += 1
+        return self.resets
 
     async def wait_failed(self) -> str:
         await asyncio.Event().wait()

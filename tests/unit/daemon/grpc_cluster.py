@@ -13,11 +13,14 @@ from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
 from pdd.daemon.agreement import Agreement
 from pdd.daemon.block_watch import BlockWatch
+from pdd.daemon.cache_feed import CacheFeed
+from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers
 from pdd.daemon.node_service import NodeService
 from pdd.daemon.scheduler_driver import SchedulerDriver
+from pdd.directory.machine import DirectoryMachine
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
@@ -60,14 +63,22 @@ class Scheduler:
 
     def __init__(self, *, agreement: Agreement | None = None, **settings: Any) -> None:
         self.now_s = 500.0
+        self.machine = DirectoryMachine(max_key_count=10_000)
+        self.directory = DirectoryFeed(machine=self.machine, clock=lambda: self.now_s)
         self.core = SchedulerCore(
-            SchedulerSettings(path=PathSettings(mode=PathMode.DISAGGREGATED), **settings)
+            SchedulerSettings(path=PathSettings(mode=PathMode.DISAGGREGATED), **settings),
+            directory=self.directory,
         )
         self.driver = WatchedDriver(
-            core=self.core, clock=lambda: self.now_s, model=MODEL, agreement=agreement
+            core=self.core,
+            directory=self.directory,
+            clock=lambda: self.now_s,
+            model=MODEL,
+            agreement=agreement,
         )
         self.address = ""
         self._server: grpc.aio.Server | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -75,9 +86,15 @@ class Scheduler:
         port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
+        self._following = asyncio.create_task(self.directory.run())
 
     async def stop(self) -> None:
         assert self._server is not None
+        assert self._following is not None
+        self._following.cancel()
+        await asyncio.wait([self._following])
+        if not self._following.cancelled():
+            self._following.result()
         await self._server.stop(grace=None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -118,6 +135,9 @@ class Node:
             clock=asyncio.get_running_loop().time,
         )
         self.health = NodeHealth(lambda: self.peers.degraded_reason)
+        self.cache = CacheFeed(
+            engine=self.engine, info=self.engine.info, identity=self.identity, model=MODEL
+        )
         self.service = NodeService(
             blocks=BlockWatch(self.engine.census),
             identity=self.identity,
@@ -129,21 +149,25 @@ class Node:
             jobs=self.jobs,
             peers=self.peers,
             health=self.health,
+            cache=self.cache,
         )
         self.link = SchedulerLink(address=scheduler_address, handler=self.service)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self.link.run())
+        self._tasks = [
+            asyncio.create_task(self.link.run()),
+            asyncio.create_task(self.cache.run()),
+        ]
 
     async def kill(self) -> None:
         """The stream breaks; the node's jobs end with it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():
-                self._task.result()
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+        self._tasks = []
         self.jobs.cancel_all()
         await self.jobs.drained()
 

@@ -185,25 +185,6 @@ async def test_a_peer_that_a_node_refuses_is_named_and_its_blocks_are_not_taken(
         assert decode.engine.runs == {}
 
 
-async def test_a_node_of_the_version_before_is_told_nothing_of_peers() -> None:
-    async with grpc_cluster() as cluster:
-        await cluster.join("prefill-0")
-        old = cluster.add("decode-0")
-        hello = old.service.hello()
-        hello.protocol_version = 1
-        said: list[str | None] = []
-        old.service.hello = lambda: hello  # type: ignore[method-assign]
-        old.service.scheduler_said = (  # type: ignore[method-assign]
-            lambda link, message: said.append(message.WhichOneof("message"))
-        )
-        old.start()
-        await cluster.scheduler.until(lambda: "decode-0" in cluster.scheduler.states())
-        cluster.scheduler.driver._sessions[NodeName("decode-0")].cancel("nobody")
-        await until(lambda: bool(said))
-        assert said == ["cancels"]
-        await until(lambda: linked(cluster.nodes[0]) == [("decode-0", 1)])  # its peers do connect
-
-
 def config_of(**transfer: Any) -> Config:
     return Config(
         node=NodeSection(name="decode-0", role=Role.DECODE), transfer=TransferSection(**transfer)

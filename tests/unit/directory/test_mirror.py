@@ -2,10 +2,10 @@
 
 import pytest
 
-from pdd.directory.entries import BlockDelta
+from pdd.directory.entries import MESSAGE_KEY_COUNT_MAX, BlockDelta
 from pdd.directory.fold import merge
 from pdd.directory.keys import ChainScope, block_keys, split_keys
-from pdd.directory.mirror import PART_KEY_COUNT, NodeMirror
+from pdd.directory.mirror import NodeMirror
 
 SCOPE = ChainScope(block_size_tokens=2, model="m", kv_layout="l")
 
@@ -98,7 +98,7 @@ def test_an_empty_cache_has_a_snapshot_of_one_empty_part() -> None:
 
 def test_a_large_snapshot_comes_in_parts() -> None:
     mirror = make_mirror()
-    count = PART_KEY_COUNT + 1
+    count = MESSAGE_KEY_COUNT_MAX + 1
     store(mirror, [f"e{number}" for number in range(count)])
     parts = mirror.snapshot_parts()
     assert [(part.part_index, part.part_count) for part in parts] == [(0, 2), (1, 2)]

@@ -77,14 +77,29 @@ def test_a_cached_block_that_is_used_again_is_not_evicted():
     assert ledger.take(1, Hold.ACTIVE) is None
 
 
-def test_of_two_blocks_with_the_same_content_the_first_is_found():
+def test_of_two_blocks_with_the_same_content_the_first_is_found_and_the_other_is_its_spare():
     ledger = ledger_of(2)
     first, second = ledger.take(2, Hold.ACTIVE) or []
     ledger.remember(first, b"same")
     ledger.remember(second, b"same")
     ledger.release([first, second], Hold.ACTIVE)
     assert ledger.find([b"same"]) == [first]
-    assert counts(ledger) == (1, 1, 0, 0, 0)
+    assert counts(ledger) == (0, 2, 0, 0, 0)
+    ledger.take(1, Hold.ACTIVE)
+    assert ledger.find([b"same"]) == [second]
+    assert ledger.take_evicted() == [b"same"]
+    ledger.check({Hold.ACTIVE: [[first]]})
+
+
+def test_an_emptied_cache_gives_nothing_back_and_all_of_it_is_free():
+    ledger = ledger_of(3)
+    blocks = ledger.take(2, Hold.ACTIVE) or []
+    for block, block_hash in zip(blocks, (b"a", b"b"), strict=True):
+        ledger.remember(block, block_hash)
+    ledger.release(blocks, Hold.ACTIVE)
+    ledger.forget_all()
+    assert (ledger.find([b"a"]), ledger.take_evicted(), counts(ledger)) == ([], [], (3, 0, 0, 0, 0))
+    ledger.check({})
 
 
 def test_check_finds_a_hold_that_nobody_owns_up_to():

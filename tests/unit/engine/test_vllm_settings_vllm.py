@@ -43,11 +43,11 @@ def test_vllm_knows_every_argument() -> None:
         cpu_cores=(0, 1),
     )
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    assert set(engine_args(settings, WORKER)) <= known
+    assert set(engine_args(settings, WORKER, cache_events={})) <= known
 
 
 def test_what_is_not_set_is_left_to_vllm() -> None:
-    args = engine_args(make_settings(), WORKER)
+    args = engine_args(make_settings(), WORKER, cache_events={})
     for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
         assert name not in args
     assert "kv_cache_memory_bytes" not in args
@@ -55,13 +55,15 @@ def test_what_is_not_set_is_left_to_vllm() -> None:
 
 def test_an_operators_extra_argument_wins_but_not_over_the_transfer() -> None:
     extra = {"max_num_seqs": 3, "kv_transfer_config": {"kv_connector": "Other"}}
-    args = engine_args(make_settings(max_num_seqs=8, extra=extra), WORKER)
+    args = engine_args(make_settings(max_num_seqs=8, extra=extra), WORKER, cache_events={})
     assert args["max_num_seqs"] == 3
     assert args["kv_transfer_config"]["kv_connector"] == "PddConnector"
 
 
 def test_the_worker_half_gets_back_what_the_daemon_wrote() -> None:
-    config = KVTransferConfig(**engine_args(make_settings(), WORKER)["kv_transfer_config"])
+    config = KVTransferConfig(
+        **engine_args(make_settings(), WORKER, cache_events={})["kv_transfer_config"]
+    )
     extra = config.kv_connector_extra_config["pdd"]
     assert WorkerSettings.from_extra_config(extra) == WORKER
     assert config.kv_connector_module_path == "pdd.connector.facade"
