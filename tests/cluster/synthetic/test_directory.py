@@ -9,6 +9,7 @@ import xxhash
 
 from pdd.control.cluster_server import NodeSession
 from pdd.core.identity import NodeName
+from pdd.core.requests import DEFAULT_TENANT
 from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
@@ -72,7 +73,7 @@ async def test_the_index_is_what_the_engines_hold_two_seconds_after_any_load() -
             async with asyncio.TaskGroup() as group:
                 for _ in range(8):
                     prompt = rng.choice(families)[: rng.randint(20, 300)]
-                    salt = rng.choice(["", "a"])
+                    salt = rng.choice([DEFAULT_TENANT, "a"])
                     asked[tuple(prompt), salt] = None
                     job = make_job(
                         prompt,

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.core.identity import NodeName
+from pdd.core.requests import DEFAULT_TENANT
 from pdd.daemon.prompt_keys import PromptKeys
 from pdd.directory.entries import MESSAGE_KEY_COUNT_MAX
 from pdd.engine.cache_events import (
@@ -39,7 +40,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def keys_of(block_count: int, *, first: int = 0, salt: str = "") -> bytes:
+def keys_of(block_count: int, *, first: int = 0, salt: str = DEFAULT_TENANT) -> bytes:
     """The keys that the scheduler computes for a prompt of ascending tokens."""
     prompt_keys = PromptKeys(model=MODEL)
     prompt_keys.fit(block_size_tokens=BLOCK, fingerprint=INFO.fingerprint)
