@@ -132,7 +132,7 @@ class TestRefusedJoins:
         async with grpc_cluster() as cluster:
             text = await refusal(cluster, hello_of(cluster.add("decode-0"), protocol_version=7))
             assert "version 7" in text
-            assert "scheduler takes 1" in text
+            assert "scheduler takes 2 and 3" in text
 
     async def test_the_version_before_is_taken_and_no_other(
         self, monkeypatch: pytest.MonkeyPatch

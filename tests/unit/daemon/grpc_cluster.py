@@ -90,11 +90,11 @@ class Scheduler:
 
     async def stop(self) -> None:
         assert self._server is not None
-        assert self._following is not None
-        self._following.cancel()
-        await asyncio.wait([self._following])
-        if not self._following.cancelled():
-            self._following.result()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+            if not self._following.cancelled():
+                self._following.result()
         await self._server.stop(grace=None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
