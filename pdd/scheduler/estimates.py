@@ -28,6 +28,8 @@ _SECONDS_MIN = 1e-6
 _FEW_SAMPLES = 8
 _KNOWN_FOR_S = 60.0
 """What was measured longer ago may have changed."""
+_RETRY_S = 5.0
+"""Between tries of a link, when as many as should do were sent and too few told anything."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +92,14 @@ class Level:
         return self.mean + 2.0 * sqrt(self.variance)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Tries:
+    """Of a link: how many, and when the last one was sent."""
+
+    count: int = 0
+    last_s: float = 0.0
+
+
 class Estimates:
     """All of them. Bounded by the nodes that are members: ``forget`` a node that is not."""
 
@@ -104,7 +114,7 @@ class Estimates:
         self._decode: dict[NodeName, Rate] = {}
         self._links: dict[_Pair, Rate] = {}
         self._handovers: dict[_Pair, Level] = {}
-        self._probed_s: dict[_Pair, float] = {}
+        self._tries: dict[_Pair, _Tries] = {}
         self._outputs: dict[int, Level] = {}
 
     def prefill(self, node: NodeName) -> Rate:
@@ -169,14 +179,17 @@ class Estimates:
     def wants_probe(self, source: NodeName, target: NodeName, *, now_s: float) -> bool:
         """Whether a hand-over is worth a try only to know what it costs."""
         level = self.handover(source, target)
+        tries = self._tries.get((source, target), _Tries())
         if level.sample_count < self.settings.sample_count_min:
-            return True
-        tried_s = max(level.updated_s, self._probed_s.get((source, target), 0.0))
-        return now_s - tried_s > _KNOWN_FOR_S
+            # As many at once as are needed; then, for those that told nothing, one now and again.
+            return tries.count < self.settings.sample_count_min or now_s - tries.last_s > _RETRY_S
+        return now_s - max(level.updated_s, tries.last_s) > _KNOWN_FOR_S
 
     def probes(self, source: NodeName, target: NodeName, *, now_s: float) -> None:
         """A try is on its way."""
-        self._probed_s[(source, target)] = now_s
+        tries = self._tries.setdefault((source, target), _Tries())
+        tries.count += 1
+        tries.last_s = now_s
 
     def output(self, max_tokens: int) -> Level:
         """Output tokens of requests that ask for about as many at most."""
@@ -200,7 +213,7 @@ class Estimates:
         self._decode.pop(node, None)
         for key in [key for key in self._handovers if node in key]:
             self._links.pop(key, None)
-            self._probed_s.pop(key, None)
+            self._tries.pop(key, None)
             del self._handovers[key]
 
 

@@ -93,6 +93,20 @@ def test_a_link_is_tried_until_it_is_known_and_once_a_minute_after_silence() -> 
     assert estimates.wants_probe(P, E, now_s=62.0)
 
 
+def test_tries_that_tell_nothing_are_bounded() -> None:
+    estimates = Estimates(EstimateSettings())
+    sent = 0
+    while estimates.wants_probe(P, D, now_s=0.0):
+        estimates.probes(P, D, now_s=0.0)
+        sent += 1
+        assert sent < 100, "every request of a burst is sent the expensive way"
+    assert sent == EstimateSettings().sample_count_min
+    assert not estimates.wants_probe(P, D, now_s=5.0)
+    assert estimates.wants_probe(P, D, now_s=5.1), "a link that fails is tried now and again"
+    estimates.probes(P, D, now_s=5.1)
+    assert not estimates.wants_probe(P, D, now_s=6.0)
+
+
 def test_a_node_that_is_forgotten_leaves_nothing() -> None:
     estimates = Estimates(EstimateSettings())
     estimates.observe_prefill(D, 10, 1.0, now_s=0.0)
@@ -101,5 +115,5 @@ def test_a_node_that_is_forgotten_leaves_nothing() -> None:
     estimates.forget(D)
     assert not estimates._links
     assert not estimates._handovers
-    assert not estimates._probed_s
+    assert not estimates._tries
     assert estimates.prefill(D).sample_count == 0
