@@ -60,7 +60,7 @@ def list_command(
             (
                 row.name,
                 f"{row.role} > {row.next_role}" if row.next_role else row.role,
-                f"{row.state} ({row.state_reason})" if row.state_reason else row.state,
+                state_cell(row.state, row.state_reason),
                 row.block_count,
                 row.free_block_count,
                 row.running_sequence_count,
@@ -110,6 +110,12 @@ def show(
     if row.links:
         click.echo()
         print_table(_LINK_COLUMNS, [_link_cells(link) for link in row.links])
+
+
+def state_cell(state: str, reason: str) -> str:
+    """``cordoned (swap NIC)``: a reason that names the state does not say it twice."""
+    reason = "" if reason == state else reason.removeprefix(f"{state}: ")
+    return f"{state} ({reason})" if reason else state
 
 
 def _block_cells(blocks: "BlocksRow") -> str:

@@ -52,6 +52,24 @@ async def test_a_drained_node_finishes_what_it_has_and_gets_nothing_new() -> Non
         assert cluster.scheduler.states() == {"decode-0": "ready"}
 
 
+async def test_a_cordon_s_message_can_be_changed_and_an_empty_one_leaves_it() -> None:
+    async with grpc_cluster() as cluster:
+        await cluster.join("decode-0")
+        for message, shown in (
+            ("swap NIC", "swap NIC"),
+            ("", "swap NIC"),
+            ("new disk", "new disk"),
+        ):
+            await ask(
+                cluster,
+                lambda admin, message=message: admin.cordon(  # type: ignore[misc]
+                    "decode-0", message=message, is_drain=False
+                ),
+            )
+            (info,) = cluster.scheduler.driver.list_nodes()
+            assert info.state_reason == f"cordoned: {shown}"
+
+
 async def test_an_unknown_node_is_told_with_those_that_there_are() -> None:
     async with grpc_cluster() as cluster:
         await cluster.join("decode-0")
