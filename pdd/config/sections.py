@@ -136,6 +136,30 @@ class HttpSection(Section):
     and its request cancelled."""
 
 
+class ResumeSection(Section):
+    """Requests that outlive a client's connection, or a scheduler."""
+
+    grace_s: Seconds = 30.0
+    """How long a request with an Idempotency-Key runs on after its last client has left; and, on a
+    node, how long any request is held whose scheduler is lost, or that has just ended."""
+
+    memory_s: Seconds = 600.0
+    """How long a scheduler keeps a finished request that can be told again: 1000 of them and a
+    million tokens at most."""
+
+    wait_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 3.0
+    """How long a client waits that continues a request which is not known: its node may be about to
+    tell. A scheduler that has just started holds back keys that it does not know as long."""
+
+    sequence_tokens_max: Annotated[int, Field(ge=0, le=1 << 24)] = 4096
+    """Tokens that a node generates for one request after the loss of its scheduler. Then it stops
+    and frees its blocks; whoever takes the request over has the rest computed anew."""
+
+    tokens_max: Annotated[int, Field(ge=0, le=1 << 30)] = 1_000_000
+    """Tokens of prompts and outputs that a node holds in all. At the bound the oldest that have
+    ended are forgotten; if there are none, the others stop."""
+
+
 class GrpcSection(Section):
     """The gRPC server of this daemon."""
 
@@ -583,6 +607,7 @@ class Config(Section):
 
     node: NodeSection
     http: HttpSection = HttpSection()
+    resume: ResumeSection = ResumeSection()
     grpc: GrpcSection = GrpcSection()
     tls: TlsSection = TlsSection()
     public_tls: PublicTlsSection = PublicTlsSection()

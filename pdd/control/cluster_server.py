@@ -56,15 +56,28 @@ class NodeSession:
             cluster_pb2.SchedulerMessage(cancels=cluster_pb2.CancelBatch(request_ids=[request_id]))
         )
 
-    def first_token(self, request_id: str, generation: int, token_id: int) -> None:
-        """Queue a decode job's output token 0."""
+    def first_token(
+        self,
+        request_id: str,
+        generation: int,
+        token_id: int,
+        *,
+        frame: cluster_pb2.TokenFrame | None = None,
+    ) -> None:
+        """Queue a decode job's output token 0, and the frame that it came in."""
         self.outbox.put(
             cluster_pb2.SchedulerMessage(
                 first_token=cluster_pb2.FirstToken(
-                    request_id=request_id, generation=generation, token_id=token_id
+                    request_id=request_id, generation=generation, token_id=token_id, frame=frame
                 )
             )
         )
+
+    def claim(self, request_id: str, generation: int) -> None:
+        """Ask for all of a request that the node holds."""
+        claim = cluster_pb2.Claim(request_id=request_id, generation=generation)
+        claims = cluster_pb2.ClaimBatch(claims=[claim])
+        self.outbox.put(cluster_pb2.SchedulerMessage(claims=claims))
 
     def introduce(self, peers: list[cluster_pb2.PeerNode], *, complete: bool) -> None:
         """Queue news of peers."""
@@ -183,6 +196,11 @@ class ClusterHandler(Protocol):
         ...
 
     @property
+    def life(self) -> str:
+        """Names this process among all schedulers that there ever were."""
+        ...
+
+    @property
     def operator(self) -> ClusterOperator:
         """For what is asked by hand."""
         ...
@@ -227,7 +245,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         try:
             await context.write(
                 cluster_pb2.SchedulerMessage(
-                    welcome=cluster_pb2.Welcome(protocol_version=PROTOCOL_VERSION)
+                    welcome=cluster_pb2.Welcome(
+                        protocol_version=PROTOCOL_VERSION, life=self._handler.life
+                    )
                 )
             )
             reason = await self._talk(session, context)
@@ -464,7 +484,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
     async def _write(self, session: NodeSession, context: Any) -> None:
         while True:
-            for message in coalesce(await session.outbox.take(), kinds=("submits", "cancels")):
+            for message in coalesce(
+                await session.outbox.take(), kinds=("submits", "cancels", "claims")
+            ):
                 await context.write(message)
 
 

@@ -11,6 +11,7 @@ from pdd.core.frames import (
     TokenLogprobs,
 )
 from pdd.core.identity import NodeIdentity, NodeName, RequestId
+from pdd.core.requests import GenerateRequest
 from pdd.core.sampling import Grammar, Sampling
 from pdd.rpc.v1 import cluster_pb2, inference_pb2
 
@@ -93,6 +94,17 @@ def sampling_from_submit(submit: cluster_pb2.Submit) -> Sampling:
     )
 
 
+def request_from_submit(submit: cluster_pb2.Submit) -> GenerateRequest:
+    """The request of a job, as far as a node was told of it. ``resume`` knows the rest."""
+    return GenerateRequest(
+        request_id=RequestId(submit.request_id),
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        sampling=sampling_from_submit(submit),
+        priority=submit.priority,
+        resume=submit.resume,
+    )
+
+
 def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
     """See ``Frame``."""
     message = cluster_pb2.TokenFrame(
@@ -103,7 +115,7 @@ def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
             token_ids=frame.token_ids,
             text=frame.text,
             text_offset=frame.text_offset,
-            logprobs=[_logprobs_to_proto(logprobs) for logprobs in frame.logprobs],
+            logprobs=[logprobs_to_proto(logprobs) for logprobs in frame.logprobs],
         ),
     )
     if frame.finish is not None:
@@ -120,8 +132,8 @@ def frame_from_proto(message: cluster_pb2.TokenFrame) -> Frame:
         token_ids=tuple(tokens.token_ids),
         text_offset=tokens.text_offset,
         text=tokens.text,
-        logprobs=tuple(map(_logprobs_from_proto, tokens.logprobs)),
-        finish=_finish_from_proto(message.finish) if message.HasField("finish") else None,
+        logprobs=tuple(map(logprobs_from_proto, tokens.logprobs)),
+        finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
     )
 
 
@@ -213,7 +225,8 @@ def _finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:
     return message
 
 
-def _finish_from_proto(message: cluster_pb2.NodeFinish) -> Finish:
+def finish_from_proto(message: cluster_pb2.NodeFinish) -> Finish:
+    """See ``Finish``. Raises ValueError for an unknown reason."""
     stop_reason: int | str | None = None
     if message.HasField("stop_string"):
         stop_reason = message.stop_string
@@ -234,7 +247,8 @@ def _finish_from_proto(message: cluster_pb2.NodeFinish) -> Finish:
     )
 
 
-def _logprobs_to_proto(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+def logprobs_to_proto(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    """See ``TokenLogprobs``."""
     return inference_pb2.TokenLogprobs(
         chosen=_logprob_to_proto(logprobs.chosen),
         top=[_logprob_to_proto(candidate) for candidate in logprobs.top],
@@ -251,7 +265,8 @@ def _logprob_to_proto(logprob: Logprob) -> inference_pb2.Logprob:
     )
 
 
-def _logprobs_from_proto(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+def logprobs_from_proto(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    """See ``TokenLogprobs``."""
     return TokenLogprobs(
         chosen=_logprob_from_proto(message.chosen),
         top=tuple(_logprob_from_proto(candidate) for candidate in message.top),

@@ -30,6 +30,9 @@ class Outbox(Generic[MessageT]):
         self._messages: deque[MessageT] = deque()
         self._filled = asyncio.Event()
         self._overflown = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._is_closed = False
 
     def put(self, message: MessageT) -> None:
         """Queue a message; never blocks."""
@@ -37,6 +40,8 @@ class Outbox(Generic[MessageT]):
             self._overflown.set()
         else:
             self._messages.append(message)
+            if not self._is_closed:
+                self._emptied.clear()
         self._filled.set()
 
     async def take(self) -> list[MessageT]:
@@ -45,7 +50,17 @@ class Outbox(Generic[MessageT]):
         taken = list(self._messages)
         self._messages.clear()
         self._filled.clear()
+        self._emptied.set()
         return taken
+
+    async def wait_empty(self) -> None:
+        """Until all that was put was taken; at once after ``close``."""
+        await self._emptied.wait()
+
+    def close(self) -> None:
+        """Nobody takes any more."""
+        self._is_closed = True
+        self._emptied.set()
 
     async def wait_overflow(self) -> None:
         """Raises OutboxOverflow when the bound was reached; messages are missing from then on."""

@@ -30,7 +30,7 @@ class SchedulerHandler(Protocol):
         """The node as it is now."""
         ...
 
-    def scheduler_attached(self, link: "SchedulerLink") -> None:
+    def scheduler_attached(self, link: "SchedulerLink", welcome: cluster_pb2.Welcome) -> None:
         """The scheduler has welcomed this node."""
         ...
 
@@ -39,7 +39,7 @@ class SchedulerHandler(Protocol):
         ...
 
     def scheduler_lost(self, link: "SchedulerLink", reason: str) -> None:
-        """Whatever that scheduler had asked for is void now."""
+        """That scheduler hears nothing any more."""
         ...
 
 
@@ -62,6 +62,10 @@ class SchedulerLink:
     def send_frame(self, frame: Frame, generation: int) -> None:
         """Queue a frame. Every token of this node goes through here."""
         self._outbox.put((frame, generation))
+
+    async def wait_sent(self) -> None:
+        """Until nothing waits that was queued; at once if the stream has broken."""
+        await self._outbox.wait_empty()
 
     async def run(self) -> None:
         """Keep attached, with a growing pause between attempts."""
@@ -106,7 +110,7 @@ class SchedulerLink:
                     return False, False, "closed before the welcome"
                 self._outbox = Outbox()
                 attached = True
-                self._handler.scheduler_attached(self)
+                self._handler.scheduler_attached(self, welcome.welcome)
                 reason = await self._talk(call)
             except grpc.aio.AioRpcError as error:
                 refused = error.code() in _REFUSALS
@@ -121,6 +125,7 @@ class SchedulerLink:
                     self._handler.scheduler_lost(self, "this node is stopping")
                 raise
             finally:
+                self._outbox.close()
                 call.cancel()
             self._handler.scheduler_lost(self, reason)
             return True, False, reason

@@ -4,7 +4,10 @@ History: 1, first version. 2, a scheduler tells nodes of their peers (``PeersJoi
 ``PeerLeft``) and nodes report their connections (``NodeStatus.links``); frames of one token and
 nothing else travel in columns (``TokenColumns``). Nodes need not ask whether a scheduler knows
 these: it is never older than its nodes. 3, nodes tell what their prefix caches hold
-(``CachePosition``, ``CacheDelta``, ``CacheSnapshotPart``; ``AskCacheSnapshot``).
+(``CachePosition``, ``CacheDelta``, ``CacheSnapshotPart``; ``AskCacheSnapshot``). Also 3: a node
+holds what a lost scheduler had asked for (``Submit.resume``) and gives it to the one that takes
+over (``HeldRequests``, ``Claim``). A scheduler claims from those only that have told it something,
+and an older node ignores the rest.
 """
 
 PROTOCOL_VERSION = 3
@@ -27,6 +30,8 @@ ACCEPTED_PROTOCOL_VERSIONS = accepted_versions(PROTOCOL_VERSION)
 MESSAGE_BYTES_MAX = 16 << 20
 BATCH_BYTES_MAX = 4 << 20
 """Messages that share one are not merged beyond this: a node's whole work may be moved at once."""
+HELD_BYTES_MAX = 4 << 20
+"""Held requests that share one message; a single one may be longer, as a submit may."""
 SERVER_OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

@@ -43,6 +43,15 @@ class Sink(Protocol):
         ...
 
 
+class Adopter(Protocol):
+    """The front door, as who takes requests over sees it."""
+
+    def __call__(self, request: GenerateRequest) -> tuple[GenerateRequest, Sink]:
+        """The request as it was, from what its work carried along (``resume``), and who is told
+        all of it, from its plan and first token on. Raises ValueError: it cannot be read."""
+        ...
+
+
 class Inference(Protocol):
     """The scheduler as the front door (HTTP, gRPC) sees it."""
 

@@ -26,6 +26,8 @@ class GenerateRequest:
     ``user``): equal ones go to the same nodes while these have room. ``cache_salt`` and ``tenant``
     keep prefix caches apart. Lower ``priority`` runs earlier.
     ``deadline_s``: seconds from acceptance after which the request is ended with an error.
+    ``resume``: the front door's own note, which travels with the work and lets another scheduler go
+    on with it. Empty: if its scheduler is lost, the request is.
     """
 
     request_id: RequestId
@@ -36,6 +38,7 @@ class GenerateRequest:
     affinity_key: str = ""
     priority: int = 0
     deadline_s: float = 600.0
+    resume: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.core_claims import CoreClaims
 from pdd.daemon.descendants import end_descendants
 from pdd.daemon.grpc_extras import add_health_and_reflection
+from pdd.daemon.held_jobs import HoldLimits
 from pdd.daemon.identity_file import next_identity
 from pdd.daemon.node_engine import load_tokenizer, make_engine
 from pdd.daemon.node_health import NodeHealth
@@ -167,6 +168,11 @@ class _NodeDaemon:
             tokenizer=tokenizer,
             clock=self._clock,
             transfer_deadline_s=self._config.transfer.deadline_s,
+            hold_limits=HoldLimits(
+                grace_s=self._config.resume.grace_s,
+                sequence_tokens_max=self._config.resume.sequence_tokens_max,
+                tokens_max=self._config.resume.tokens_max,
+            ),
         )
         security = member_security(self._config)
         server = grpc.aio.server(options=SERVER_OPTIONS)

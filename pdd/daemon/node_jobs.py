@@ -3,11 +3,14 @@
 One task per job. The same code serves every engine and every kind of job; kinds differ only in
 where the first token comes from and in whether another node goes on afterwards. Each job ends
 with exactly one of: a frame with a finish, a failure, or silence after a cancellation.
+
+A job whose scheduler is lost goes on if another one could take it over (``keep``): see
+``held_jobs`` for how long, and ``claim`` for how it is given.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -15,11 +18,14 @@ from tokenizers import Tokenizer
 
 from pdd.connector.params import JobKind
 from pdd.core.errors import InvalidRequest
-from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame
+from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame, TokenLogprobs
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock
+from pdd.daemon.held_jobs import HeldJobs, HoldLimits
+from pdd.daemon.held_output import HeldOutput
 from pdd.engine.output_stream import OutputStream
 from pdd.engine.port import Engine, EngineFailed, Job, JobFacts, StepOutput
+from pdd.rpc.v1 import cluster_pb2
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +34,16 @@ _HANDED_OVER_MAX = 8192
 cancels them, which it does when the decode node is ready or gone. Beyond the bound the oldest are
 forgotten here, and their blocks come back by the transfer's own deadline."""
 
+_GIVEN_AT_ONCE_COUNT = 64
+"""Frames of one held job that are made and sent before others have a turn."""
+_GIVE_COUNT_MAX = 8
+"""Held jobs that are given at once; others wait, so that what is to be sent stays little."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailure:
-    """``kind``: invalid (the client's fault), engine, or deadline."""
+    """``kind``: invalid (the client's fault), engine, deadline, or stopped (given back through no
+    fault)."""
 
     kind: str
     message: str
@@ -39,15 +51,42 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReports:
-    """Where a job's news go. Called on the event loop, never blocking."""
+    """Where a job's news go. Called on the event loop, never blocking.
+
+    ``home``: names the scheduler, and which life of it. ``sent``: waits until what was said is on
+    its way; for who has much to say at once.
+    """
 
     frame: Callable[[Frame, int], None]
     failed: Callable[[RequestId, int, JobFailure], None]
     ready: Callable[[RequestId, int, JobFacts], None]
+    home: str = ""
+    sent: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldJob:
+    """A job whose scheduler is gone. ``home``: that scheduler. Ages in seconds; None: not yet."""
+
+    submit: cluster_pb2.Submit
+    first_token: cluster_pb2.FirstToken | None
+    home: str
+    is_running: bool
+    output_token_count: int
+    age_s: float
+    first_token_age_s: float | None
+    ready_age_s: float | None
+    ended_age_s: float | None
 
 
 @dataclass(slots=True)
 class _Running:
+    """``keep``: what another scheduler needs to take it over; None: it ends with its own.
+
+    ``giving``: a claim is being obeyed; what is new is in ``output`` and is given in its turn.
+    ``stop_reason``: why it does not run any more, though it has not ended.
+    """
+
     request_id: RequestId
     generation: int
     job: Job
@@ -59,13 +98,28 @@ class _Running:
     first_output_s: float | None = None
     ready_timer: asyncio.TimerHandle | None = None
     cancelled: bool = field(default=False)
+    home: str = ""
+    keep: cluster_pb2.Submit | None = None
+    first_token: cluster_pb2.FirstToken | None = None
+    output: HeldOutput = field(default_factory=HeldOutput)
+    first_token_s: float | None = None
+    ready_s: float | None = None
+    ended_s: float | None = None
+    giving: bool = False
+    stop_reason: str = ""
 
 
 class NodeJobs:
     """All jobs that run on this node, for every scheduler."""
 
     def __init__(
-        self, *, engine: Engine, tokenizer: Tokenizer, clock: Clock, transfer_deadline_s: float
+        self,
+        *,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        clock: Clock,
+        transfer_deadline_s: float,
+        hold_limits: HoldLimits | None = None,
     ) -> None:
         """``transfer_deadline_s``: how long after the first token blocks may still be missing."""
         self._engine = engine
@@ -74,7 +128,13 @@ class NodeJobs:
         self._transfer_deadline_s = transfer_deadline_s
         self._running: dict[RequestId, _Running] = {}
         self._by_key: dict[str, _Running] = {}
-        self._handed_over: OrderedDict[RequestId, tuple[str, JobReports]] = OrderedDict()
+        self._handed_over: OrderedDict[RequestId, _Running] = OrderedDict()
+        self._hold_limits = hold_limits or HoldLimits()
+        self._held: HeldJobs[_Running] = HeldJobs(self._hold_limits, drop=self._held_too_long)
+        self._nobody = JobReports(
+            frame=self._on_held_frame, failed=self._on_held_failed, ready=lambda *_: None
+        )
+        self._give_slots = asyncio.Semaphore(_GIVE_COUNT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: Exception | None = None
         self._crashed = asyncio.Event()
@@ -90,8 +150,25 @@ class NodeJobs:
         """Prefill jobs that have ended and whose blocks a peer may still fetch."""
         return len(self._handed_over)
 
-    def submit(self, request_id: RequestId, generation: int, job: Job, reports: JobReports) -> None:
-        """Start a job. A generation that is not newer than the running one is ignored."""
+    @property
+    def held_count(self) -> int:
+        """Jobs whose scheduler is gone, and those that have just ended."""
+        return len(self._held)
+
+    def submit(
+        self,
+        request_id: RequestId,
+        generation: int,
+        job: Job,
+        reports: JobReports,
+        *,
+        keep: cluster_pb2.Submit | None = None,
+        emitted_logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        """Start a job. A generation that is not newer than the running one is ignored.
+
+        ``keep``: the job may be taken over by another scheduler, which is told this.
+        """
         former = self._running.get(request_id)
         if former is not None and former.generation >= generation:
             return
@@ -100,27 +177,38 @@ class NodeJobs:
             request_id=request_id,
             generation=generation,
             job=job,
-            stream=OutputStream(
-                request_id=request_id,
-                prompt_token_ids=job.prompt_token_ids,
-                sampling=job.sampling,
-                tokenizer=self._tokenizer,
-            ),
+            stream=self._make_stream(request_id, job),
             reports=reports,
             submitted_s=self._clock(),
+            home=reports.home,
+            keep=keep,
         )
+        running.output.add(job.emitted_token_ids, emitted_logprobs)
         self._running[request_id] = running
         self._by_key[job.key] = running
         running.task = asyncio.create_task(self._run(running), name=f"job {job.key}")
         self._tasks.add(running.task)
         running.task.add_done_callback(self._tasks.discard)
 
-    def first_token(self, request_id: RequestId, generation: int, token_id: int) -> None:
-        """Output token 0 of a decode job. Ignored if the job is gone."""
+    def first_token(
+        self,
+        request_id: RequestId,
+        generation: int,
+        token_id: int,
+        *,
+        keep: cluster_pb2.FirstToken | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        """Output token 0 of a decode job. Ignored if the job is gone.
+
+        ``keep``: as in ``submit``.
+        """
         running = self._running.get(request_id)
         if running is None or running.generation != generation:
             return
         running.first_token_id = token_id
+        running.first_token, running.first_token_s = keep, self._clock()
+        running.output.add([token_id], logprobs)
         self._engine.first_token(running.job.key, token_id)
         running.ready_timer = asyncio.get_running_loop().call_later(
             self._transfer_deadline_s, self._on_overdue, running
@@ -128,9 +216,13 @@ class NodeJobs:
 
     def cancel(self, request_id: RequestId) -> None:
         """Forget a request in whatever phase it is. Idempotent; its blocks follow at once."""
-        key, _ = self._handed_over.pop(request_id, (None, None))
-        if key is not None:
-            self._engine.drop_source(key, "the scheduler needs it no longer")
+        source = self._handed_over.pop(request_id, None)
+        if source is not None:
+            self._engine.drop_source(source.job.key, "the scheduler needs it no longer")
+        held = self._held.get(request_id)
+        if held is not None:
+            held.cancelled = True
+            self._held.forget(request_id)
         running = self._running.get(request_id)
         if running is None:
             return
@@ -139,13 +231,76 @@ class NodeJobs:
         assert running.task is not None
         running.task.cancel()
 
-    def cancel_all(self, reports: JobReports | None = None) -> None:
-        """Forget everything, or everything that one scheduler had asked for."""
-        theirs = {request_id: running.reports for request_id, running in self._running.items()}
-        theirs |= {request_id: owner for request_id, (_, owner) in self._handed_over.items()}
-        for request_id, owner in theirs.items():
-            if reports is None or owner is reports:
-                self.cancel(request_id)
+    def cancel_all(self) -> None:
+        """Forget everything."""
+        held = [running.request_id for running in self._held.jobs()]
+        for request_id in (*self._running, *self._handed_over, *held):
+            self.cancel(request_id)
+
+    # --- when a scheduler is lost --------------------------------------------------------------
+
+    def scheduler_lost(self, reports: JobReports) -> None:
+        """Hold what another scheduler can take over, forget the rest of what this one had asked
+        for. Blocks that a peer may be fetching stay as long."""
+        sources = [running for running in self._handed_over.values() if running.reports is reports]
+        for running in [one for one in self._running.values() if one.reports is reports]:
+            if running.keep is None or running.job.kind is JobKind.PREFILL:
+                self.cancel(running.request_id)
+                continue
+            running.reports, running.giving = self._nobody, False
+            self._hold(running)
+            if running.job.kind is JobKind.DECODE and running.first_token_id is None:
+                self._stop_held(running, "its first token never came")
+        for running in sources:
+            if running.keep is None:
+                self.cancel(running.request_id)
+        kept = [running for running in sources if running.keep is not None]
+        if kept:
+            asyncio.get_running_loop().call_later(
+                self._hold_limits.grace_s, self._forget_sources, kept
+            )
+
+    def held(self) -> list[HeldJob]:
+        """What can be claimed, oldest first."""
+        now_s = self._clock()
+
+        def age_s(since_s: float | None) -> float | None:
+            return None if since_s is None else max(now_s - since_s, 0.0)
+
+        return [
+            HeldJob(
+                submit=running.keep,
+                first_token=running.first_token,
+                home=running.home,
+                is_running=self._running.get(running.request_id) is running,
+                output_token_count=len(running.output.token_ids),
+                age_s=max(now_s - running.submitted_s, 0.0),
+                first_token_age_s=age_s(running.first_token_s),
+                ready_age_s=age_s(running.ready_s),
+                ended_age_s=age_s(running.ended_s),
+            )
+            for running in self._held.jobs()
+            if running.keep is not None
+        ]
+
+    def claim(
+        self, request_id: RequestId, generation: int, reports: JobReports, *, first_token_index: int
+    ) -> None:
+        """Give a held job's output from a token on, one token per frame, then go on for these
+        reports. A job that is not held (any more) ends with a failure."""
+        running = self._held.get(request_id)
+        if running is None or running.generation != generation or running.cancelled:
+            failure = JobFailure(kind="stopped", message="this node does not hold it any more")
+            reports.failed(request_id, generation, failure)
+            return
+        if self._running.get(request_id) is running:
+            self._held.forget(request_id)
+        else:  # what it has said is held until it has been told, and then as long as before
+            self._hold(running)
+        running.reports, running.home, running.giving = reports, reports.home, True
+        give = asyncio.create_task(self._give(running, reports, first_token_index))
+        self._tasks.add(give)
+        give.add_done_callback(self._gave)
 
     async def drained(self) -> None:
         """Wait until every task has ended, cancelled ones included."""
@@ -157,6 +312,93 @@ class NodeJobs:
         await self._crashed.wait()
         assert self._crash is not None
         raise self._crash
+
+    def _make_stream(self, request_id: RequestId, job: Job) -> OutputStream:
+        return OutputStream(
+            request_id=request_id,
+            prompt_token_ids=job.prompt_token_ids,
+            sampling=job.sampling,
+            tokenizer=self._tokenizer,
+        )
+
+    def _hold(self, running: _Running) -> None:
+        self._held.hold(
+            running.request_id,
+            running,
+            has_ended=running.output.last is not None,
+            prompt_token_count=len(running.job.prompt_token_ids),
+            output_token_count=len(running.output.token_ids),
+        )
+
+    def _on_held_frame(self, frame: Frame, _generation: int) -> None:
+        """Nobody is there to be told; it is in the job's output already."""
+        running = self._held.get(frame.request_id)
+        if running is None or frame.finish is not None:
+            return
+        if not self._held.grew(frame.request_id, len(frame.token_ids)):
+            self._stop_held(running, "it has said all that this node holds for nobody")
+
+    def _on_held_failed(self, request_id: RequestId, _generation: int, failure: JobFailure) -> None:
+        running = self._held.get(request_id)
+        if running is not None:
+            running.stop_reason = failure.message
+
+    def _stop_held(self, running: _Running, why: str) -> None:
+        """End the job; what it has said is held on."""
+        log.warning("held_job_stopped", request_id=running.request_id, why=why)
+        running.stop_reason = why
+        self._remove(running)
+        assert running.task is not None
+        running.task.cancel()
+
+    def _held_too_long(self, request_id: RequestId) -> None:
+        if request_id in self._running:
+            log.warning(
+                "held_job_cancelled",
+                request_id=request_id,
+                why=f"no scheduler has claimed it within {self._hold_limits.grace_s:g} s",
+            )
+            self.cancel(request_id)
+        else:
+            self._held.forget(request_id)
+
+    def _forget_sources(self, sources: list[_Running]) -> None:
+        for running in sources:
+            if self._handed_over.get(running.request_id) is running:
+                self.cancel(running.request_id)
+
+    async def _give(self, running: _Running, reports: JobReports, first_token_index: int) -> None:
+        async with self._give_slots:
+            await self._tell_all(running, reports, first_token_index)
+
+    async def _tell_all(
+        self, running: _Running, reports: JobReports, first_token_index: int
+    ) -> None:
+        for count, frame in enumerate(
+            running.output.frames(lambda: self._make_stream(running.request_id, running.job)),
+            start=1,
+        ):
+            if running.cancelled or running.reports is not reports:
+                return  # cancelled, or claimed once more
+            if frame.first_token_index >= first_token_index or frame.finish is not None:
+                reports.frame(frame, running.generation)
+            if count % _GIVEN_AT_ONCE_COUNT == 0:
+                await reports.sent()
+        if running.cancelled or running.reports is not reports:
+            return
+        running.giving = False
+        if self._running.get(running.request_id) is running or running.output.last is not None:
+            return  # it goes on, or has told its end
+        self._held.forget(running.request_id)
+        failure = JobFailure(kind="stopped", message=running.stop_reason)
+        reports.failed(running.request_id, running.generation, failure)
+
+    def _gave(self, give: asyncio.Task[None]) -> None:
+        self._tasks.discard(give)
+        if not give.cancelled() and (error := give.exception()) is not None:
+            assert isinstance(error, Exception)
+            self._crash = error
+            self._crashed.set()
 
     # --- one job -----------------------------------------------------------------------------
 
@@ -186,7 +428,11 @@ class NodeJobs:
                 # The engine may have handed it over just before, in an output that nobody read.
                 self._engine.drop_source(job.key, "the scheduler needs it no longer")
             self._engine.forget(job.key)
-        if failure is not None and not running.cancelled:
+        if running.keep is not None and running.output.last is not None and not running.cancelled:
+            self._hold(running)  # its scheduler may be lost before its client has the end
+        if failure is not None and running.giving:
+            running.stop_reason = failure.message
+        elif failure is not None and not running.cancelled:
             log.warning(
                 "job_failed", request_id=running.request_id, kind=failure.kind, why=failure.message
             )
@@ -202,7 +448,7 @@ class NodeJobs:
         outputs = self._engine.run(job)
         try:
             async for output in outputs:
-                if self._show(running, output):
+                if running.stop_reason or self._show(running, output):
                     return
             raise EngineFailed("the engine gave up the request without saying why")
         finally:
@@ -213,6 +459,8 @@ class NodeJobs:
         now_s = self._clock()
         if running.first_output_s is None:
             running.first_output_s = now_s
+            if running.first_token_s is None:
+                running.first_token_s = now_s
             if running.job.kind is JobKind.DECODE:
                 assert running.first_token_id is not None, "decode went on without a first token"
                 running.stream.replay([running.first_token_id])
@@ -228,7 +476,11 @@ class NodeJobs:
         if finish is not None:
             facts = self._facts(running, now_s)
             frame = replace(frame, finish=replace(finish, facts=facts))
-        if not running.cancelled:
+        if running.keep is not None:
+            running.output.add(frame.token_ids, frame.logprobs)
+            if finish is not None and running.job.kind is not JobKind.PREFILL:
+                running.output.last, running.ended_s = frame, now_s
+        if not running.cancelled and not running.giving:
             running.reports.frame(frame, running.generation)
         return finish is not None
 
@@ -257,7 +509,7 @@ class NodeJobs:
         )
 
     def _remember_source(self, running: _Running) -> None:
-        self._handed_over[running.request_id] = (running.job.key, running.reports)
+        self._handed_over[running.request_id] = running
         while len(self._handed_over) > _HANDED_OVER_MAX:
             self._handed_over.popitem(last=False)
 
@@ -265,8 +517,11 @@ class NodeJobs:
         """The blocks did not come: the scheduler plans the request anew, without a transfer."""
         if running.cancelled or self._running.get(running.request_id) is not running:
             return
-        self.cancel(running.request_id)
         why = f"blocks are missing {self._transfer_deadline_s:g} s after the first token"
+        if self._held.get(running.request_id) is running:
+            self._stop_held(running, why)
+            return
+        self.cancel(running.request_id)
         log.warning("kv_transfer_overdue", request_id=running.request_id, why=why)
         running.reports.failed(
             running.request_id, running.generation, JobFailure(kind="engine", message=why)
@@ -285,6 +540,7 @@ class NodeJobs:
             return
         if running.ready_timer is not None:
             running.ready_timer.cancel()
+        running.ready_s = self._clock()
         if facts.load_failed_reason:
             log.warning(
                 "kv_transfer_failed",

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import structlog
 
 from pdd.connector.params import JobKind, SourceNode
-from pdd.control.convert import identity_to_proto, sampling_from_submit
+from pdd.control.convert import identity_to_proto, logprobs_from_proto, sampling_from_submit
 from pdd.control.scheduler_client import SchedulerLink
-from pdd.control.versions import PROTOCOL_VERSION
+from pdd.control.versions import HELD_BYTES_MAX, PROTOCOL_VERSION
 from pdd.core.blocks import BlockCensus
 from pdd.core.identity import NodeIdentity, RequestId, Role
 from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.node_health import NodeHealth
-from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
+from pdd.daemon.node_jobs import HeldJob, JobFailure, JobReports, NodeJobs
 from pdd.daemon.node_peers import NodePeers
 from pdd.engine.port import Engine, EngineInfo, EngineStats, Job, JobFacts
 from pdd.rpc.v1 import cluster_pb2
@@ -85,10 +85,11 @@ class NodeService:
             ucx_worker_addresses=self._info.ucx_addresses,
             vocab_size=self._info.vocab_size,
             pid=os.getpid(),
+            holds_requests=self._jobs.held_count > 0,
         )
 
-    def scheduler_attached(self, link: SchedulerLink) -> None:
-        """Ready for that scheduler's work."""
+    def scheduler_attached(self, link: SchedulerLink, welcome: cluster_pb2.Welcome) -> None:
+        """Ready for that scheduler's work; but first, what it may take over."""
         self._reports[link] = JobReports(
             frame=link.send_frame,
             failed=lambda request_id, generation, failure: _send_failed(
@@ -97,18 +98,21 @@ class NodeService:
             ready=lambda request_id, generation, facts: _send_ready(
                 link, request_id, generation, facts
             ),
+            home=f"{link.address}/{welcome.life}",
+            sent=link.wait_sent,
         )
         log.info("scheduler_attached", scheduler=link.address)
         self._cache.attached(link)
+        self._offer(link)
         self.send_status(link)
 
     def scheduler_lost(self, link: SchedulerLink, reason: str) -> None:
-        """Its clients are gone with it, or ask elsewhere: free what it had asked for."""
+        """Its clients are gone with it, or ask elsewhere: hold what they may come back to."""
         self._told.pop(link, None)
         self._cache.lost(link)
         reports = self._reports.pop(link, None)
         if reports is not None:
-            self._jobs.cancel_all(reports)
+            self._jobs.scheduler_lost(reports)
         self._peers.scheduler_lost(link.address)
         log.info("scheduler_detached", scheduler=link.address, reason=reason)
 
@@ -124,10 +128,22 @@ class NodeService:
             case "first_token":
                 first = message.first_token
                 self._jobs.first_token(
-                    RequestId(first.request_id), first.generation, first.token_id
+                    RequestId(first.request_id),
+                    first.generation,
+                    first.token_id,
+                    keep=first,
+                    logprobs=tuple(map(logprobs_from_proto, first.frame.tokens.logprobs)),
                 )
             case "ask_blocks":
                 self._locate(link, message.ask_blocks)
+            case "claims":
+                for claim in message.claims.claims:
+                    self._jobs.claim(
+                        RequestId(claim.request_id),
+                        claim.generation,
+                        self._reports[link],
+                        first_token_index=claim.first_token_index,
+                    )
             case "peers_joined":
                 self._peers.joined(link.address, message.peers_joined)
             case "peer_left":
@@ -208,7 +224,36 @@ class NodeService:
             failure = JobFailure(kind="engine", message=f"this node cannot do that: {error}")
             self._reports[link].failed(request_id, submit.generation, failure)
             return
-        self._jobs.submit(request_id, submit.generation, job, self._reports[link])
+        self._jobs.submit(
+            request_id,
+            submit.generation,
+            job,
+            self._reports[link],
+            keep=submit if submit.resume else None,
+            emitted_logprobs=tuple(map(logprobs_from_proto, submit.emitted_logprobs)),
+        )
+
+    def _offer(self, link: SchedulerLink) -> None:
+        """Tell a scheduler what a former life of it had asked for. What this very life had asked
+        for before its stream broke, it has planned anew."""
+        home = self._reports[link].home
+        offered: list[cluster_pb2.HeldRequest] = []
+        for held in self._jobs.held():
+            if held.home == home:
+                self._jobs.cancel(RequestId(held.submit.request_id))
+            elif held.home.rpartition("/")[0] == link.address:
+                offered.append(_held_to_proto(held))
+        if offered:
+            log.info("held_jobs_offered", scheduler=link.address, count=len(offered))
+        size = 0
+        batch: list[cluster_pb2.HeldRequest] = []
+        for one in offered:
+            size += one.ByteSize()
+            if size > HELD_BYTES_MAX and batch:
+                link.send(_held_message(batch))
+                batch, size = [], one.ByteSize()
+            batch.append(one)
+        link.send(_held_message(batch, complete=True))
 
     def _refuse_source(self, job: Job) -> None:
         """Raises ValueError for blocks from a node that this one has refused."""
@@ -245,6 +290,27 @@ def job_from_submit(submit: cluster_pb2.Submit) -> Job:
 def _key(request_id: str, generation: int) -> str:
     """A job's name on every node."""
     return f"{request_id}/{generation}"
+
+
+def _held_message(
+    requests: list[cluster_pb2.HeldRequest], *, complete: bool = False
+) -> cluster_pb2.NodeMessage:
+    return cluster_pb2.NodeMessage(
+        held=cluster_pb2.HeldRequests(requests=requests, complete=complete)
+    )
+
+
+def _held_to_proto(held: HeldJob) -> cluster_pb2.HeldRequest:
+    return cluster_pb2.HeldRequest(
+        submit=held.submit,
+        first_token=held.first_token,
+        is_running=held.is_running,
+        output_token_count=held.output_token_count,
+        age_s=held.age_s,
+        first_token_age_s=held.first_token_age_s,
+        ready_age_s=held.ready_age_s,
+        ended_age_s=held.ended_age_s,
+    )
 
 
 def _send_failed(

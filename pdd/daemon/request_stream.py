@@ -9,7 +9,7 @@ Nothing waits here: what is new goes straight on to the front door's sink, which
 from dataclasses import replace
 
 from pdd.core.errors import PddError
-from pdd.core.frames import Frame
+from pdd.core.frames import Frame, TokenLogprobs
 from pdd.core.ports import Sink
 from pdd.core.requests import Ended, Plan
 
@@ -17,12 +17,14 @@ from pdd.core.requests import Ended, Plan
 class RequestStream:
     """What of a request was shown, and to whom. All on one event loop."""
 
-    __slots__ = ("_ended", "_sink", "text_length", "token_ids")
+    __slots__ = ("_ended", "_sink", "first_frame", "logprobs", "text_length", "token_ids")
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._ended = False
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.first_frame: Frame | None = None  # a prefill node's, for who goes on
         self.text_length = 0
 
     @property
@@ -55,6 +57,8 @@ class RequestStream:
             frame = new
         token_ids.extend(frame.token_ids)
         self.text_length += len(frame.text)
+        if frame.logprobs:
+            self.logprobs.extend(frame.logprobs)
         self._sink.tokens(frame)
 
     def end(self, ended: Ended) -> None:

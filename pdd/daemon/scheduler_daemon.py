@@ -88,6 +88,7 @@ class _SchedulerDaemon:
         ClusterMetrics(self._driver, registry=metrics.registry)
         tokenizer = await asyncio.to_thread(make_tokenizer, self._config.engine)
         runs = make_runs(inference=self._driver, settings=settings, clock=self._clock)
+        self._driver.take_over_with(runs.adopt)
         inference = InferenceServicer(
             inference=self._driver,
             runs=runs,
@@ -131,6 +132,7 @@ class _SchedulerDaemon:
         servers = [server] if public_server is None else [server, public_server]
         for one in servers:
             await one.start()
+        runs.opened()
         background = [
             agreeing,
             asyncio.create_task(self._driver.tick()),
@@ -223,6 +225,9 @@ def _gateway_settings(config: Config) -> GatewaySettings:
         request_deadline_s=config.scheduler.request_deadline_s,
         write_buffer_bytes=config.http.stream_buffer_bytes,
         shutdown_grace_s=config.node.drain_timeout_s,
+        resume_age_s=config.resume.memory_s,
+        resume_grace_s=config.resume.grace_s,
+        resume_wait_s=config.resume.wait_s,
     )
 
 

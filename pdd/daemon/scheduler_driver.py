@@ -4,6 +4,7 @@ Token frames do not pass through the core; only a request's first token and its 
 """
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Iterable
 
@@ -14,14 +15,16 @@ from pdd.cell.state import MEMBERS_MAX, CellState
 from pdd.control.cluster_server import JoinRefused, NodeSession
 from pdd.control.convert import (
     frame_from_proto,
+    frame_to_proto,
     frames_from_columns,
     identity_from_proto,
     identity_to_proto,
+    logprobs_to_proto,
     sampling_to_proto,
 )
 from pdd.core.frames import Frame
 from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
-from pdd.core.ports import Clock, Sink
+from pdd.core.ports import Adopter, Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.agreed_cordons import AgreedCordons
 from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
@@ -31,6 +34,7 @@ from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.role_desk import RoleDesk, log_news
+from pdd.daemon.takeovers import Takeovers
 from pdd.daemon.transfer_metrics import known_counters
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
@@ -116,6 +120,11 @@ class SchedulerDriver:
         self.blocks = BlockLocator(
             core=core, sessions=self._sessions, streams=self._streams, now=clock
         )
+        self._takeovers = Takeovers(
+            streams=self._streams, keys_of=self._prompt_keys.of, recovered=self._step
+        )
+        self.life = secrets.token_hex(8)
+        """See ``ClusterHandler.life``."""
         self._events: deque[Event] = deque()
         self._stepping = False
         self._crash: Exception | None = None
@@ -132,9 +141,15 @@ class SchedulerDriver:
         keys = self._prompt_keys.of(request)
         self._step(RequestArrived(request=request, keys=keys, caller_key=request.affinity_key))
 
+    def take_over_with(self, adopter: Adopter) -> None:
+        """Who answers for requests that nodes hold from a scheduler that is gone. Without one they
+        are cancelled."""
+        self._takeovers.adopter = adopter
+
     def cancel(self, request_id: RequestId) -> None:
         """See ``Inference.cancel``."""
         if self._streams.pop(request_id, None) is not None:
+            self._takeovers.forget(request_id)
             self._step(RequestCancelled(request_id=request_id))
 
     def ready_counts(self) -> tuple[int, int]:
@@ -205,14 +220,24 @@ class SchedulerDriver:
             )
             former.close(reason)
             del self._sessions[name]
+            self._takeovers.detached(former)
             self._step(NodeLost(identity=former.identity, reason=reason))
         self._links.pop(name, None)
         self._block_states.pop(name, None)
-        log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         self._sessions[name] = session
         self._hellos[name] = hello
         self._prompt_keys.fit(block_size_tokens=hello.block_size, fingerprint=hello.fingerprint)
         self.directory.attached(session)
+        if hello.holds_requests:
+            self._takeovers.expect(session)
+        else:
+            self._join(session)
+
+    def _join(self, session: NodeSession) -> None:
+        """It is a member, and what runs there is taken over in the same step."""
+        hello, name = session.hello, session.identity.name
+        running = self._takeovers.take(session)
+        log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
         self._step(
             NodeJoined(
                 identity=session.identity,
@@ -224,7 +249,19 @@ class SchedulerDriver:
                 max_num_seqs=hello.max_num_seqs,
                 block_bytes=hello.block_bytes,
                 is_pinned=hello.role_is_pinned,
+                held=running,
             )
+        )
+        requests = self._core.requests
+        self._takeovers.claim(
+            session,
+            [
+                held
+                for held in running
+                if (request := requests.get(held.request.request_id)) is not None
+                and request.runs_on() == name
+                and request.generation == held.generation
+            ],
         )
 
     def node_said(self, session: NodeSession, message: cluster_pb2.NodeMessage) -> None:
@@ -267,6 +304,8 @@ class SchedulerDriver:
                 )
             case "failed":
                 failed = message.failed
+                if self._takeovers.stopped(RequestId(failed.request_id)):
+                    return
                 self._step(
                     JobFailed(
                         request_id=RequestId(failed.request_id),
@@ -280,6 +319,9 @@ class SchedulerDriver:
                 self.blocks.answered(session.identity.name, message.blocks_held)
             case "cache_position" | "cache_delta" | "cache_snapshot":
                 self.directory.said(session, message)
+            case "held":
+                if self._takeovers.tell(session, message.held):
+                    self._join(session)
             case other:
                 log.warning("node_message_ignored", node=session.identity.name, kind=other)
 
@@ -290,6 +332,7 @@ class SchedulerDriver:
             return  # another stream, perhaps of the same life, has taken over, or it was cut
         del self._sessions[name]
         self.directory.detached(session)
+        self._takeovers.detached(session)
         log.warning("node_lost", node=name, reason=reason)
         self._step(NodeLost(identity=session.identity, reason=reason))
 
@@ -429,7 +472,7 @@ class SchedulerDriver:
             case GiveFirstToken():
                 session = self._sessions.get(effect.node)
                 if session is not None:
-                    session.first_token(effect.request_id, effect.generation, effect.token_id)
+                    self._give_first_token(session, effect)
             case Announce():
                 stream = self._streams.get(effect.request_id)
                 if stream is not None:
@@ -473,6 +516,16 @@ class SchedulerDriver:
                 if session is not None:
                     session.dismiss(effect.peer)
 
+    def _give_first_token(self, session: NodeSession, effect: GiveFirstToken) -> None:
+        stream = self._streams.get(effect.request_id)
+        first = None if stream is None else stream.first_frame
+        session.first_token(
+            effect.request_id,
+            effect.generation,
+            effect.token_id,
+            frame=None if first is None else frame_to_proto(first, generation=effect.generation),
+        )
+
     def _peer(self, name: NodeName) -> cluster_pb2.PeerNode:
         """A node as its join told."""
         hello = self._hellos[name]
@@ -506,13 +559,28 @@ class SchedulerDriver:
             grammar_value=sampling.grammar.value if sampling.grammar else "",
             allowed_token_ids=sampling.allowed_token_ids,
             emitted_token_ids=stream.token_ids,
+            resume=request.resume,
         )
+        if request.resume:
+            self._add_history(submit, stream)
         if effect.source is not None:
             source = self._hellos[effect.source]
             submit.source.identity.CopyFrom(source.identity)
             submit.source.address = source.address
             submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
         session.submit(submit)
+
+    def _add_history(self, submit: cluster_pb2.Submit, stream: RequestStream) -> None:
+        """What a scheduler that takes over cannot ask anybody any more."""
+        submit.emitted_logprobs.extend(map(logprobs_to_proto, stream.logprobs))
+        request = self._core.requests.get(RequestId(submit.request_id))
+        if request is None:
+            return  # it has ended in this very step
+        now_s = self._clock()
+        submit.arrived_age_s = now_s - request.arrived_s
+        submit.placed_age_s = 0.0 if request.placed_s is None else now_s - request.placed_s
+        if request.first_token_s is not None:
+            submit.first_token_age_s = now_s - request.first_token_s
 
     def _on_tokens(self, session: NodeSession, columns: cluster_pb2.TokenColumns) -> None:
         """One engine step of a node. What is done here, every token of the cluster pays for."""
@@ -522,6 +590,8 @@ class SchedulerDriver:
             request = requests.get(frame.request_id)
             stream = streams.get(frame.request_id)
             if request is None or stream is None or request.generation != generation:
+                if request is None and stream is not None:
+                    self._read_held(frame, generation, session)
                 continue
             if (
                 request.phase is Phase.DECODING
@@ -533,7 +603,7 @@ class SchedulerDriver:
                 except ValueError as error:
                     self._refuse(frame, generation, node, error)
             else:
-                self._on_frame(frame, generation, node)
+                self._on_frame(frame, generation, session)
 
     def _on_frames(self, session: NodeSession, messages: Iterable[cluster_pb2.TokenFrame]) -> None:
         for message in messages:
@@ -547,14 +617,23 @@ class SchedulerDriver:
                     f"this scheduler cannot read a frame: {error}",
                 )
             else:
-                self._on_frame(frame, message.generation, session.identity.name)
+                self._on_frame(frame, message.generation, session)
 
-    def _on_frame(self, frame: Frame, generation: int, node: NodeName) -> None:
+    def _read_held(self, frame: Frame, generation: int, session: NodeSession) -> None:
+        try:
+            self._takeovers.show(frame, generation, session)
+        except ValueError as error:
+            self._refuse(frame, generation, session.identity.name, error)
+
+    def _on_frame(self, frame: Frame, generation: int, session: NodeSession) -> None:
         """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
         request = self._core.requests.get(frame.request_id)
         stream = self._streams.get(frame.request_id)
         if request is None or stream is None or request.generation != generation:
+            if request is None and stream is not None:
+                self._read_held(frame, generation, session)
             return
+        node = session.identity.name
         if not takes_part(request, node):
             log.debug("frame_ignored", request_id=frame.request_id, node=node)
             return
@@ -570,6 +649,8 @@ class SchedulerDriver:
             return  # its client had no room for it and has cancelled
         if hands_over(request, node):
             assert frame.finish is not None, "checked by fault()"
+            if request.request.resume:
+                stream.first_frame = frame
             self._step(
                 FirstTokenSampled(
                     request_id=frame.request_id,

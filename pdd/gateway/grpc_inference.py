@@ -17,16 +17,17 @@ from pdd.gateway.errors import edge_of, message_of, retry_after_s
 from pdd.gateway.event_ids import invalid_position
 from pdd.gateway.grpc_body import body_of, end_fields, is_chat, plan_fields, tokens_fields
 from pdd.gateway.grpc_inbox import ClientStalled, GrpcInbox
-from pdd.gateway.idempotency import run_name
+from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.reply import Progress
 from pdd.gateway.request_ids import new_request_id
-from pdd.gateway.run import Run
+from pdd.gateway.run import Run, RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.served import ServedModel
 from pdd.gateway.settings import GatewaySettings
+from pdd.gateway.takeover import with_note
 from pdd.gateway.tenants import check_tenant
 from pdd.gateway.tokenizer import Tokenizer
 from pdd.gateway.usage import measured
@@ -123,13 +124,14 @@ class InferenceServicer:
     ) -> RequestUsage:
         if request.tenant:
             meter.tenant = check_tenant(request.tenant, field="tenant")
-        run = self._run_of(request, context, call, tenant=meter.tenant)
+        run = await self._run_of(request, context, call, tenant=meter.tenant)
         first_index = request.resume_from.next_token_index
-        if run is None:
-            deadline_s = self._deadline_s(context)
-            job = await self._checked(request, call.request_id, deadline_s, meter.tenant)
-        else:
-            await run.job()
+        deadline_s = self._deadline_s(context)
+        job = await (
+            self._checked(request, call.request_id, deadline_s, unnamed(_PATH, meter.tenant))
+            if run is None
+            else run.job()
+        )
         request_id = call.request_id
         progress = Progress()
         inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock, first_index=first_index)
@@ -165,7 +167,9 @@ class InferenceServicer:
             else:
                 run.leave(inbox)
 
-    def _run_of(self, request: Any, context: Any, call: "_Call", *, tenant: str) -> Run | None:
+    async def _run_of(
+        self, request: Any, context: Any, call: "_Call", *, tenant: str
+    ) -> Run | None:
         """What the call continues or joins; None where it begins a request of its own.
 
         Raises:
@@ -183,7 +187,9 @@ class InferenceServicer:
                     "less than 0",
                     field="resume_from.next_token_index",
                 )
-            run = self._runs.find(RequestId(request.resume_from.request_id), tenant=tenant)
+            known_id = RequestId(request.resume_from.request_id)
+            await self._runs.appear(known_id)
+            run = self._runs.find(known_id, tenant=tenant)
         else:
             name = run_name(
                 request.idempotency_key or None,
@@ -193,22 +199,24 @@ class InferenceServicer:
             )
             if name is None:
                 return None
+            await self._runs.settle(name)
             request_id, deadline_s = call.request_id, self._deadline_s(context)
             run = self._runs.join(
                 name,
                 request_id,
-                prepare=lambda: self._checked(request, request_id, deadline_s, tenant),
+                prepare=lambda: self._checked(request, request_id, deadline_s, name),
             )
         call.request_id = run.request_id
         return run
 
     async def _checked(
-        self, request: Any, request_id: RequestId, deadline_s: float, tenant: str
+        self, request: Any, request_id: RequestId, deadline_s: float, name: RunName
     ) -> Job:
         prepare = self._door.chat if is_chat(request) else self._door.completion
-        return await prepare(
-            body_of(request), request_id=request_id, deadline_s=deadline_s, tenant=tenant
+        job = await prepare(
+            body_of(request), request_id=request_id, deadline_s=deadline_s, tenant=name.tenant
         )
+        return with_note(job, name)
 
     async def _write(self, context: Any, response: Any) -> None:
         """Write one message; gRPC's flow-control window is the bound of what may wait.

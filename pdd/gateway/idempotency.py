@@ -26,3 +26,8 @@ def run_name(key: str | None, *, path: str, tenant: str, body: bytes | bytearray
         )
     digest = hashlib.blake2b(body, digest_size=16).digest()
     return RunName(path=path, tenant=tenant, key=key, digest=digest)
+
+
+def unnamed(path: str, tenant: str) -> RunName:
+    """For a request without a key that can be continued by its id alone."""
+    return RunName(path=path, tenant=tenant, key="", digest=b"")

@@ -8,11 +8,12 @@ from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
 from pdd.gateway.body import read_json_object
 from pdd.gateway.event_ids import START, Position, position_of
-from pdd.gateway.idempotency import run_name
+from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
 from pdd.gateway.run import Run
 from pdd.gateway.runs import Runs
+from pdd.gateway.takeover import with_note
 from pdd.gateway.turn import Turn
 
 STREAMS_PATH = "/v1/streams/"
@@ -54,12 +55,18 @@ class Endpoint:
         request = turn.request
         request_id = turn.request_id
 
-        async def checked() -> Job:
-            body = await read_json_object(request, max_body_bytes=self.max_body_bytes)
-            return await self.prepare(body, request_id, tenant)
-
         key = request.header(b"idempotency-key")
         name = run_name(key, path=request.path, tenant=tenant, body=request.body)
+
+        async def checked() -> Job:
+            body = await read_json_object(request, max_body_bytes=self.max_body_bytes)
+            job = await self.prepare(body, request_id, tenant)
+            if name is not None:
+                return with_note(job, name)
+            return with_note(job, unnamed(request.path, tenant)) if job.stream else job
+
+        if name is not None:
+            await self.runs.settle(name)
         run = None if name is None else self.runs.join(name, request_id, prepare=checked)
         job = await (checked() if run is None else run.job())
         return Opened(job=job, reply=self.make_reply(job, START), run=run)
@@ -75,6 +82,7 @@ class StreamEndpoint:
     async def open(self, turn: Turn, tenant: str) -> Opened:
         """Whatever runs or ran under that id, from behind ``Last-Event-ID``."""
         request_id = RequestId(turn.request.path.removeprefix(STREAMS_PATH))
+        await self.runs.appear(request_id)
         run = self.runs.find(request_id, tenant=tenant)
         position = position_of(turn.request.header(b"last-event-id"), request_id=request_id)
         job = await run.job()

@@ -26,7 +26,10 @@ from pdd.gateway.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunName:
-    """Whose run it is: endpoint, tenant, the client's key, and a digest of what it asked for."""
+    """Whose run it is: endpoint, tenant, the client's key, and a digest of what it asked for.
+
+    ``key``: empty for a run that was taken over and never had one.
+    """
 
     path: str
     tenant: str
@@ -64,6 +67,7 @@ class Run:
         self._end: Ended | None = None
         self._error: PddError | None = None
         self._is_over = False
+        self._is_retold = False
 
     @property
     def ended_well(self) -> bool:
@@ -78,6 +82,13 @@ class Run:
     def begin(self, prepare: Callable[[], Awaitable[Job]]) -> None:
         """Prepare and start; not in a client's task, for that client may leave."""
         self._task = asyncio.create_task(self._prepare(prepare))
+
+    def take_over(self, job: Job) -> None:
+        """It runs already, on a node that will tell it all of it."""
+        self._prompt_token_count = len(job.request.prompt_token_ids)
+        self._job.set_result(job)
+        self._is_retold = True
+        self._linger_if_alone()
 
     async def job(self) -> Job:
         """What was asked for, once it is checked.
@@ -99,9 +110,10 @@ class Run:
         ``cut``: a token index at which the sink wants one frame to end and the next one to begin.
 
         Raises:
-            InvalidRequest: the cut is behind all that was ever said.
+            InvalidRequest: the cut is behind all that was ever said. (A run that was taken over may
+                have said more to its first scheduler: its sinks find out as they are told.)
         """
-        if cut > self._record.token_count:
+        if cut > self._record.token_count and (self._is_over or not self._is_retold):
             raise invalid_position(cut, f"{self._record.token_count} were told so far")
         self._stop_timer()
         self._listeners[sink] = None
@@ -122,6 +134,13 @@ class Run:
         """A sink wants to hear no more. Idempotent."""
         self._listeners.pop(sink, None)
         self._linger_if_alone()
+
+    def abandon(self, error: PddError) -> None:
+        """The process stops, and another one may go on with it: do not cancel what runs."""
+        if self._job.done() and not self._is_over:
+            self._finish(str(error))
+        else:
+            self.close(error)
 
     def close(self, error: PddError) -> None:
         """Cancel what runs. Who still waits in ``job`` is told ``error``: a cancellation would end

@@ -11,19 +11,25 @@ What is kept, and for how long:
 * A run that has ended well is kept for ``age_s``. At ``ENDED_RUN_COUNT_MAX`` of them, or
   ``ENDED_TOKEN_COUNT_MAX`` tokens together, the oldest are forgotten: the same key runs anew then.
 * A run that failed is forgotten at once: sending it again is what the key is for.
+* A request that a node held for a scheduler that is gone is a run from then on, as if its clients
+  had just left (``adopt``).
 * What became of the last ``GONE_COUNT_MAX`` runs that are not kept any more is remembered in words.
 """
 
+import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from pdd.core.errors import InvalidRequest, RequestGone, UnknownRequest
 from pdd.core.identity import RequestId
-from pdd.core.ports import Clock, Inference
+from pdd.core.ports import Clock, Inference, Sink
+from pdd.core.requests import GenerateRequest
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import shorten
 from pdd.gateway.open_requests import stopping_error
 from pdd.gateway.run import Run, RunName
+from pdd.gateway.takeover import from_note
 
 ENDED_RUN_COUNT_MAX = 1000
 ENDED_TOKEN_COUNT_MAX = 1_000_000
@@ -35,8 +41,18 @@ class Runs:
     """The table of one process, for HTTP and gRPC. Keys are apart for each endpoint and tenant."""
 
     def __init__(
-        self, *, inference: Inference, clock: Clock, age_s: float, linger_s: float
+        self,
+        *,
+        inference: Inference,
+        clock: Clock,
+        age_s: float,
+        linger_s: float,
+        wait_s: float = 0.0,
     ) -> None:
+        """``wait_s``: how long what is not known is waited for: nodes may be about to tell it."""
+        self._wait_s = wait_s
+        self._settled_s = clock() + wait_s
+        self._adopted = asyncio.Event()
         self._inference = inference
         self._clock = clock
         self._age_s = age_s
@@ -80,6 +96,50 @@ class Runs:
             )
         return run
 
+    def opened(self) -> None:
+        """From now on nodes and clients can come."""
+        self._settled_s = self._clock() + self._wait_s
+
+    async def settle(self, name: RunName) -> None:
+        """Before ``join``. A scheduler that has just started may not know yet what runs: a key that
+        it does not know is held back a while."""
+        key = name.path, name.tenant, name.key
+        await self._wait(lambda: key in self._by_key, until_s=self._settled_s)
+
+    async def appear(self, request_id: RequestId) -> None:
+        """Before ``find``. Its scheduler may just have been lost, and its node be about to tell."""
+        await self._wait(
+            lambda: request_id in self._by_id or request_id in self._gone,
+            until_s=self._clock() + self._wait_s,
+        )
+
+    async def _wait(self, known: Callable[[], bool], *, until_s: float) -> None:
+        while not known() and (left_s := until_s - self._clock()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._adopted.wait()
+
+    def adopt(self, request: GenerateRequest) -> tuple[GenerateRequest, Sink]:
+        """A request that a node holds; see ``Adopter``."""
+        job, name = from_note(request)
+        key = name.path, name.tenant, name.key
+        if request.request_id in self._by_id or (name.key and key in self._by_key):
+            raise ValueError("its client has sent it again, and that runs")
+        run = Run(
+            name,
+            request.request_id,
+            inference=self._inference,
+            linger_s=self._linger_s,
+            over=self._over,
+        )
+        self._by_id[request.request_id] = run
+        if name.key:
+            self._by_key[key] = run
+        run.take_over(job)
+        self._adopted.set()
+        self._adopted = asyncio.Event()
+        return job.request, run
+
     def find(self, request_id: RequestId, *, tenant: str) -> Run:
         """The run of this id.
 
@@ -100,9 +160,9 @@ class Runs:
         )
 
     def close(self) -> None:
-        """The process stops: nobody can come back any more."""
+        """The process stops. What can be continued elsewhere is left to the nodes."""
         for run in list(self._by_id.values()):
-            run.close(stopping_error())
+            run.abandon(stopping_error())
 
     def _over(self, run: Run) -> None:
         if not run.ended_well:
@@ -132,7 +192,7 @@ class Runs:
 
     def _forget(self, run: Run, why: str) -> None:
         del self._by_id[run.request_id]
-        del self._by_key[run.name.path, run.name.tenant, run.name.key]
+        self._by_key.pop((run.name.path, run.name.tenant, run.name.key), None)
         self._gone[run.request_id] = run.name.tenant, why
         if len(self._gone) > GONE_COUNT_MAX:
             self._gone.popitem(last=False)

@@ -32,6 +32,7 @@ def make_runs(*, inference: Inference, settings: GatewaySettings, clock: Clock) 
         clock=clock,
         age_s=settings.resume_age_s,
         linger_s=settings.resume_grace_s,
+        wait_s=settings.resume_wait_s,
     )
 
 

@@ -28,6 +28,9 @@ class GatewaySettings:
     ``cors_origins``: origins whose pages may read answers; "*" is any. Empty: no page may.
     ``resume_age_s``: how long a finished request with an Idempotency-Key can be had again.
     ``resume_grace_s``: how long one runs on after its last client has left.
+    ``resume_wait_s``: how long a client that continues a request that is not known is kept waiting,
+        because its node may be about to tell this scheduler of it; and, after the start, one that
+        sends a key that is not known.
     ``grpc_flush_s``: a gRPC stream gets at most one message of tokens per interval. A token that
         comes later than that after the one before is sent at once.
     """
@@ -47,4 +50,5 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()
     resume_age_s: float = 600.0
     resume_grace_s: float = 30.0
+    resume_wait_s: float = 0.0
     grpc_flush_s: float = 0.02

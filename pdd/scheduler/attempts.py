@@ -184,6 +184,8 @@ def job_failed(state: State, event: JobFailed, now_s: float) -> list[Effect]:
             error: PddError = InvalidRequest(event.message, code="invalid_value")
         case FailureKind.DEADLINE:
             error = too_late(request)
+        case FailureKind.STOPPED:
+            return try_again(state, request, f"node {event.node}: {event.message}")
         case FailureKind.ENGINE:
             identity = state.nodes[event.node].identity
             request.rests_until_s[identity] = now_s + state.settings.retry_pause_s

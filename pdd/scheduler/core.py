@@ -12,7 +12,16 @@ from collections import OrderedDict
 from typing import assert_never
 
 from pdd.core.identity import NodeName, RequestId, Role
-from pdd.scheduler import admission, attempts, drains, endings, growth, invariants, members
+from pdd.scheduler import (
+    admission,
+    adoption,
+    attempts,
+    drains,
+    endings,
+    growth,
+    invariants,
+    members,
+)
 from pdd.scheduler.cordons import Cordon
 from pdd.scheduler.decision_record import DecisionRecord
 from pdd.scheduler.decisions import DecisionLog
@@ -32,6 +41,7 @@ from pdd.scheduler.events import (
     NodeRoleReleased,
     NodeRoleSet,
     NodeUncordoned,
+    OutputRecovered,
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
@@ -58,7 +68,7 @@ class SchedulerCore:
 
     What an event does is told by the module that it is handed to: ``members`` for nodes,
     ``admission`` for who comes in and who goes next, ``attempts`` for a request's way over the
-    nodes, ``endings`` for its end.
+    nodes, ``endings`` for its end, ``adoption`` for what a scheduler has left that is gone.
     """
 
     def __init__(
@@ -104,6 +114,8 @@ class SchedulerCore:
         match event:
             case NodeJoined():
                 return members.node_joined(state, event, now_s)
+            case OutputRecovered():
+                return adoption.output_recovered(state, event, now_s)
             case NodeReported():
                 return members.node_reported(state, event, now_s)
             case NodeLost():

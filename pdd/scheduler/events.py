@@ -3,9 +3,30 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pdd.core.frames import Finish
+from pdd.core.frames import EngineFacts, Finish
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSequence:
+    """A request that a node has from a scheduler that is gone.
+
+    ``output_token_count``: what it has said, in all. ``prefill_node``: who computed its prompt, if
+    not the node itself. ``first_facts``: what that one counted. Ages in seconds; None: not yet.
+    """
+
+    request: GenerateRequest
+    keys: bytes
+    generation: int
+    output_token_count: int
+    prefill_node: NodeName | None
+    first_facts: EngineFacts
+    arrived_age_s: float
+    placed_age_s: float
+    first_token_age_s: float | None
+    ready_age_s: float | None
+    ended_age_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +35,7 @@ class NodeJoined:
 
     ``role``: as its configuration names it; ``is_pinned``: and no other. ``block_size`` in tokens,
     ``block_bytes`` over all layers and ranks, 0 where it is not known.
+    ``held``: sequences that run there and belong to nobody; they are taken over.
     """
 
     identity: NodeIdentity
@@ -25,6 +47,19 @@ class NodeJoined:
     max_num_seqs: int
     block_bytes: int = 0
     is_pinned: bool = False
+    held: tuple[HeldSequence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRecovered:
+    """All that a node holds of a sequence that does not run there any more has been read.
+
+    ``finish``: how it ended; None: it did not, and is to go on somewhere.
+    """
+
+    node: NodeName
+    held: HeldSequence
+    finish: Finish | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +219,7 @@ class FailureKind(StrEnum):
     INVALID = "invalid"  # the client's fault: no other node would do better
     ENGINE = "engine"  # the engine died or refused: another attempt may succeed
     DEADLINE = "deadline"  # the time that the scheduler gave the job is over
+    STOPPED = "stopped"  # given back through no fault: another attempt, here or elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +240,7 @@ class Tick:
 
 Event = (
     NodeJoined
+    | OutputRecovered
     | NodeReported
     | NodeLost
     | RequestArrived

@@ -1,6 +1,7 @@
 """Nodes come, report, fall silent and are forgotten."""
 
 from pdd.core.identity import NodeState
+from pdd.scheduler.adoption import adopt
 from pdd.scheduler.attempts import try_again
 from pdd.scheduler.drains import apply_cordon
 from pdd.scheduler.effects import Disconnect, Effect, ForgetNode
@@ -36,7 +37,10 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
         free_block_count=event.block_count - 1,
     )
     apply_cordon(state, node)
-    return effects + introduce(state, node)
+    effects += introduce(state, node)
+    for held in event.held:
+        effects += adopt(state, node, held, now_s)
+    return effects
 
 
 def node_reported(state: State, event: NodeReported, now_s: float) -> list[Effect]:

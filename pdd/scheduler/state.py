@@ -29,6 +29,7 @@ class Counts:
 
     placed: int = 0
     given_back: int = 0
+    adopted: int = 0
     rejected_full: int = 0
     rejected_deadline: int = 0
     false_rejects: int = 0

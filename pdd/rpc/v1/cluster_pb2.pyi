@@ -19,7 +19,7 @@ class NodeIdentity(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[str] = ..., boot_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held", "cache_position", "cache_delta", "cache_snapshot")
+    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held", "held", "cache_position", "cache_delta", "cache_snapshot")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class NodeMessage(_message.Message):
     TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     CACHE_POSITION_FIELD_NUMBER: _ClassVar[int]
     CACHE_DELTA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -37,10 +38,11 @@ class NodeMessage(_message.Message):
     transfer_done: TransferDone
     tokens: TokenColumns
     blocks_held: BlocksHeld
+    held: HeldRequests
     cache_position: CachePosition
     cache_delta: CacheDelta
     cache_snapshot: CacheSnapshotPart
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ..., cache_position: _Optional[_Union[CachePosition, _Mapping]] = ..., cache_delta: _Optional[_Union[CacheDelta, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshotPart, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., cache_position: _Optional[_Union[CachePosition, _Mapping]] = ..., cache_delta: _Optional[_Union[CacheDelta, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshotPart, _Mapping]] = ...) -> None: ...
 
 class CachePosition(_message.Message):
     __slots__ = ("sequence",)
@@ -75,7 +77,7 @@ class CacheSnapshotPart(_message.Message):
     def __init__(self, as_of_sequence: _Optional[int] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned")
+    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned", "holds_requests")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +100,7 @@ class Hello(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ROLE_IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     address: str
@@ -113,7 +116,36 @@ class Hello(_message.Message):
     vocab_size: int
     pid: int
     role_is_pinned: bool
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ...) -> None: ...
+    holds_requests: bool
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ..., holds_requests: _Optional[bool] = ...) -> None: ...
+
+class HeldRequests(_message.Message):
+    __slots__ = ("requests", "complete")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[HeldRequest]
+    complete: bool
+    def __init__(self, requests: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("submit", "first_token", "is_running", "output_token_count", "age_s", "first_token_age_s", "ready_age_s", "ended_age_s")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    READY_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    first_token: FirstToken
+    is_running: bool
+    output_token_count: int
+    age_s: float
+    first_token_age_s: float
+    ready_age_s: float
+    ended_age_s: float
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., is_running: _Optional[bool] = ..., output_token_count: _Optional[int] = ..., age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., ready_age_s: _Optional[float] = ..., ended_age_s: _Optional[float] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links", "blocks")
@@ -261,7 +293,7 @@ class TransferDone(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks", "ask_cache_snapshot")
+    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks", "claims", "ask_cache_snapshot")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +301,7 @@ class SchedulerMessage(_message.Message):
     PEERS_JOINED_FIELD_NUMBER: _ClassVar[int]
     PEER_LEFT_FIELD_NUMBER: _ClassVar[int]
     ASK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
     ASK_CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     submits: SubmitBatch
@@ -277,18 +310,37 @@ class SchedulerMessage(_message.Message):
     peers_joined: PeersJoined
     peer_left: PeerLeft
     ask_blocks: AskBlocks
+    claims: ClaimBatch
     ask_cache_snapshot: AskCacheSnapshot
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ..., ask_cache_snapshot: _Optional[_Union[AskCacheSnapshot, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ..., claims: _Optional[_Union[ClaimBatch, _Mapping]] = ..., ask_cache_snapshot: _Optional[_Union[AskCacheSnapshot, _Mapping]] = ...) -> None: ...
 
 class AskCacheSnapshot(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version",)
+    __slots__ = ("protocol_version", "life")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
-    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+    life: str
+    def __init__(self, protocol_version: _Optional[int] = ..., life: _Optional[str] = ...) -> None: ...
+
+class ClaimBatch(_message.Message):
+    __slots__ = ("claims",)
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    claims: _containers.RepeatedCompositeFieldContainer[Claim]
+    def __init__(self, claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("request_id", "generation", "first_token_index")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    first_token_index: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., first_token_index: _Optional[int] = ...) -> None: ...
 
 class PeersJoined(_message.Message):
     __slots__ = ("peers", "complete")
@@ -335,7 +387,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids")
+    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +401,11 @@ class Submit(_message.Message):
     GRAMMAR_VALUE_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PLACED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     kind: str
@@ -362,7 +419,12 @@ class Submit(_message.Message):
     grammar_value: str
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    resume: bytes
+    emitted_logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
+    arrived_age_s: float
+    placed_age_s: float
+    first_token_age_s: float
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ...) -> None: ...
 
 class PeerNode(_message.Message):
     __slots__ = ("identity", "address", "ucx_worker_addresses", "fingerprint")
@@ -390,14 +452,16 @@ class CancelBatch(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("request_id", "generation", "token_id")
+    __slots__ = ("request_id", "generation", "token_id", "frame")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     token_id: int
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_id: _Optional[int] = ...) -> None: ...
+    frame: TokenFrame
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_id: _Optional[int] = ..., frame: _Optional[_Union[TokenFrame, _Mapping]] = ...) -> None: ...
 
 class ListNodesRequest(_message.Message):
     __slots__ = ()

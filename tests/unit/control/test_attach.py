@@ -220,7 +220,7 @@ class RecordingHandler:
     def hello(self) -> cluster_pb2.Hello:
         return self._hello
 
-    def scheduler_attached(self, link: SchedulerLink) -> None:
+    def scheduler_attached(self, link: SchedulerLink, welcome: cluster_pb2.Welcome) -> None:
         self.came.set()
 
     def scheduler_said(self, link: SchedulerLink, message: cluster_pb2.SchedulerMessage) -> None:

@@ -12,6 +12,7 @@ from pdd.core.errors import InvalidRequest
 from pdd.core.frames import FinishReason, Frame
 from pdd.core.identity import RequestId
 from pdd.core.sampling import Sampling
+from pdd.daemon.held_jobs import HoldLimits
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
 from pdd.engine.port import EngineFailed, Job, JobFacts
 from tests.unit.daemon.fake_engine import EOS, FakeEngine, Run, ids_of, letter_tokenizer, out
@@ -52,7 +53,9 @@ def make_job(
 class Node:
     """NodeJobs with everything that it reports."""
 
-    def __init__(self, *, transfer_deadline_s: float = 60.0) -> None:
+    def __init__(
+        self, *, transfer_deadline_s: float = 60.0, hold_limits: HoldLimits | None = None
+    ) -> None:
         self.engine = FakeEngine()
         self.now_s = 100.0
         self.jobs = NodeJobs(
@@ -60,6 +63,7 @@ class Node:
             tokenizer=letter_tokenizer(),
             clock=lambda: self.now_s,
             transfer_deadline_s=transfer_deadline_s,
+            hold_limits=hold_limits,
         )
         self.frame_came = asyncio.Event()
         self.frames: list[Frame] = []
@@ -271,7 +275,7 @@ class TestLeaving:
         others = node.make_reports()
         node.jobs.submit(RequestId("r2"), 0, make_job(key="r2/0"), others)
         theirs = await node.engine.job("r2/0")
-        node.jobs.cancel_all(node.reports)
+        node.jobs.scheduler_lost(node.reports)
         await asyncio.wait_for(mine.ended.wait(), timeout=10)
         assert node.jobs.count == 1
         assert not theirs.closed
@@ -295,9 +299,9 @@ class TestLeaving:
         run = await node.submit(make_job(JobKind.PREFILL))
         run.feed(out("a", finish=FinishReason.LENGTH))
         await node.over()
-        node.jobs.cancel_all(node.make_reports())
+        node.jobs.scheduler_lost(node.make_reports())
         assert not node.engine.dropped, "another scheduler's loss"
-        node.jobs.cancel_all(node.reports)
+        node.jobs.scheduler_lost(node.reports)
         assert "r1/0" in node.engine.dropped
 
 

@@ -1,0 +1,185 @@
+"""What nodes hold of a scheduler that is gone, on its way into this one.
+
+A node tells it before it joins; then, in one step, it is a member whose blocks are in use. What
+runs is claimed and goes on. What does not is claimed and read first: the core hears of it when all
+that it has said is known (``OutputRecovered``).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from pdd.control.cluster_server import NodeSession
+from pdd.control.convert import finish_from_proto, request_from_submit
+from pdd.core.frames import EngineFacts, Finish, Frame
+from pdd.core.identity import NodeName, RequestId
+from pdd.core.ports import Adopter, Sink
+from pdd.core.requests import GenerateRequest
+from pdd.daemon.request_stream import RequestStream
+from pdd.rpc.v1 import cluster_pb2
+from pdd.scheduler.events import HeldSequence, OutputRecovered
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    session: NodeSession
+    held: HeldSequence
+
+
+class Takeovers:
+    """All calls on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        streams: dict[RequestId, RequestStream],
+        keys_of: Callable[[GenerateRequest], bytes],
+        recovered: Callable[[OutputRecovered], None],
+    ) -> None:
+        """``streams``: the driver's; who is taken over gets one. ``recovered``: see the module."""
+        self.adopter: Adopter = _nobody
+        self._streams = streams
+        self._keys_of = keys_of
+        self._recovered = recovered
+        self._told: dict[NodeSession, list[cluster_pb2.HeldRequest]] = {}
+        self._reading: dict[RequestId, _Reading] = {}
+
+    def expect(self, session: NodeSession) -> None:
+        """This node will tell what it holds; it is no member before it has."""
+        self._told[session] = []
+
+    def tell(self, session: NodeSession, message: cluster_pb2.HeldRequests) -> bool:
+        """It does; True when that was all."""
+        told = self._told.get(session)
+        if told is None:
+            return False  # it had nothing to tell
+        told.extend(message.requests)
+        return message.complete
+
+    def take(self, session: NodeSession) -> tuple[HeldSequence, ...]:
+        """Take over what it holds, and begin to read what does not run any more. Returns what runs:
+        to be claimed with ``claim`` when the core has it."""
+        running = []
+        for message in self._told.pop(session, ()):
+            held = self._adopted(session, message)
+            if held is None:
+                session.cancel(message.submit.request_id)
+            elif message.is_running:
+                running.append(held)
+            elif held.output_token_count == 0:
+                session.cancel(held.request.request_id)
+                self._recovered(OutputRecovered(node=session.identity.name, held=held, finish=None))
+            else:
+                self._reading[held.request.request_id] = _Reading(session=session, held=held)
+                _claim(session, held)
+        return tuple(running)
+
+    def claim(self, session: NodeSession, running: Iterable[HeldSequence]) -> None:
+        """What the core has taken over: its tokens come from the first one on."""
+        for held in running:
+            _claim(session, held)
+
+    def show(self, frame: Frame, generation: int, session: NodeSession) -> None:
+        """A frame of a request that the core does not know; ignored unless it is read here.
+
+        Raises:
+            ValueError: the frame does not join the ones before.
+        """
+        reading = self._reading.get(frame.request_id)
+        if (
+            reading is None
+            or reading.session is not session
+            or reading.held.generation != generation
+        ):
+            return
+        self._streams[frame.request_id].show(frame)
+        if frame.finish is not None:
+            self._read(frame.request_id, frame.finish)
+
+    def stopped(self, request_id: RequestId) -> bool:
+        """A node has told all that it holds of a request that did not end; False: it is not read
+        here."""
+        if request_id not in self._reading:
+            return False
+        self._read(request_id, None)
+        return True
+
+    def forget(self, request_id: RequestId) -> None:
+        """Its client is gone."""
+        reading = self._reading.pop(request_id, None)
+        if reading is not None:
+            reading.session.cancel(request_id)
+
+    def detached(self, session: NodeSession) -> None:
+        """What was not read from this node yet is to be computed anew."""
+        self._told.pop(session, None)
+        lost = [name for name, one in self._reading.items() if one.session is session]
+        for request_id in lost:
+            self._read(request_id, None)
+
+    def _read(self, request_id: RequestId, finish: Finish | None) -> None:
+        reading = self._reading.pop(request_id)
+        held = replace(reading.held, output_token_count=len(self._streams[request_id].token_ids))
+        node = reading.session.identity.name
+        self._recovered(OutputRecovered(node=node, held=held, finish=finish))
+
+    def _adopted(
+        self, session: NodeSession, message: cluster_pb2.HeldRequest
+    ) -> HeldSequence | None:
+        """Give it a client's place at the front door; None where that cannot be."""
+        submit = message.submit
+        request_id = RequestId(submit.request_id)
+        if request_id in self._streams:
+            return None  # it was planned anew, or another node has given it
+        try:
+            request, sink = self.adopter(request_from_submit(submit))
+        except ValueError as error:
+            log.warning("takeover_refused", request_id=request_id, why=str(error))
+            return None
+        self._streams[request_id] = RequestStream(sink)
+        log.info(
+            "request_taken_over",
+            request_id=request_id,
+            node=session.identity.name,
+            is_running=message.is_running,
+            output_tokens=message.output_token_count,
+        )
+        return HeldSequence(
+            request=request,
+            keys=self._keys_of(request),
+            generation=submit.generation,
+            output_token_count=message.output_token_count,
+            prefill_node=(
+                NodeName(submit.source.identity.name) if submit.HasField("source") else None
+            ),
+            first_facts=_first_facts(message),
+            arrived_age_s=submit.arrived_age_s + message.age_s,
+            placed_age_s=submit.placed_age_s + message.age_s,
+            first_token_age_s=_first_token_age_s(message),
+            ready_age_s=message.ready_age_s if message.HasField("ready_age_s") else None,
+            ended_age_s=message.ended_age_s if message.HasField("ended_age_s") else None,
+        )
+
+
+def _nobody(request: GenerateRequest) -> tuple[GenerateRequest, Sink]:
+    raise ValueError(f"this scheduler has no front door for {request.request_id}")
+
+
+def _claim(session: NodeSession, held: HeldSequence) -> None:
+    session.claim(held.request.request_id, held.generation)
+
+
+def _first_facts(message: cluster_pb2.HeldRequest) -> EngineFacts:
+    """What the prefill node counted, if there was one."""
+    if not message.first_token.frame.HasField("finish"):
+        return EngineFacts()
+    return finish_from_proto(message.first_token.frame.finish).facts
+
+
+def _first_token_age_s(message: cluster_pb2.HeldRequest) -> float | None:
+    if message.submit.HasField("first_token_age_s"):  # an earlier attempt had it
+        return message.submit.first_token_age_s + message.age_s
+    return message.first_token_age_s if message.HasField("first_token_age_s") else None

@@ -1,0 +1,324 @@
+"""A scheduler is lost and its next life goes on with what the nodes hold: nothing lost or doubled.
+
+Both schedulers, the nodes and the front door's runs are real and talk over gRPC; engines are
+scripted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from pdd.core.errors import RequestGone
+from pdd.core.frames import FinishReason
+from pdd.core.identity import RequestId
+from pdd.core.requests import Ended, Path
+from pdd.engine.port import JobFacts
+from pdd.gateway.job import Job
+from pdd.gateway.run import RunName
+from pdd.gateway.runs import Runs
+from pdd.gateway.takeover import with_note
+from tests.builders import make_request
+from tests.sinks import Collected
+from tests.unit.daemon.fake_engine import Run, ids_of, out
+from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler, grpc_cluster
+from tests.unit.daemon.test_driver_over_grpc import prefilled, text_of, tokens_of
+
+R1 = RequestId("r1")
+NAME = RunName(path="/v1/completions", tenant="default", key="k1", digest=b"d")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with capture_logs():
+        yield
+
+
+class Home:
+    """One life of a scheduler, with the part of its front door that outlives clients."""
+
+    def __init__(self, scheduler: Scheduler, **changes: Any) -> None:
+        self.scheduler = scheduler
+        loop = asyncio.get_running_loop()
+        options = {"age_s": 60.0, "linger_s": 60.0, "wait_s": WAIT_S, **changes}
+        self.runs = Runs(inference=scheduler.driver, clock=loop.time, **options)
+        scheduler.driver.take_over_with(self.runs.adopt)
+
+    def ask(self, *, name: RunName = NAME, **sampling: Any) -> Collected:
+        """Send r1, with a client that stays."""
+        job = with_note(job_of(**sampling), name)
+
+        async def prepare() -> Job:
+            return job
+
+        sink = Collected()
+        self.runs.join(name, R1, prepare=prepare).listen(sink)
+        return sink
+
+    async def resume(self, request_id: RequestId = R1) -> Collected:
+        """A client that comes back and wants to hear all of it."""
+        await self.runs.appear(request_id)
+        sink = Collected()
+        self.runs.find(request_id, tenant="default").listen(sink)
+        return sink
+
+
+def job_of(**sampling: Any) -> Job:
+    request = make_request(
+        "r1", prompt_token_ids=ids_of("prompt"), **{"max_tokens": 16, **sampling}
+    )
+    return Job(
+        request=request,
+        stream=True,
+        usage_chunk=True,
+        running_usage=False,
+        return_token_ids=False,
+        tokens_as_ids=False,
+        created_s=17,
+    )
+
+
+@asynccontextmanager
+async def homes(**settings: Any) -> AsyncIterator[tuple[GrpcCluster, Home]]:
+    async with grpc_cluster(**settings) as cluster:
+        yield cluster, Home(cluster.scheduler)
+
+
+async def next_life(cluster: GrpcCluster, **changes: Any) -> Home:
+    """The scheduler dies and is started again at the same address."""
+    former = cluster.scheduler
+    await former.stop()
+    for node in cluster.nodes:
+        await heard_nobody(node)
+    scheduler = Scheduler()
+    home = Home(scheduler, **changes)
+    await scheduler.start(former.address)
+    cluster.scheduler = scheduler
+    return home
+
+
+async def heard_nobody(node: Node) -> None:
+    """The node has noticed that its scheduler is gone."""
+    async with asyncio.timeout(WAIT_S):
+        while node.service._reports:  # noqa: ASYNC110 - it has no event for that
+            await asyncio.sleep(0.001)
+
+
+async def told(sink: Collected, count: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while len(tokens_of(list(sink.events))) < count:
+            sink.news.clear()
+            await sink.news.wait()
+
+
+async def over(sink: Collected) -> Ended:
+    async with asyncio.timeout(WAIT_S):
+        while not sink.over:
+            sink.news.clear()
+            await sink.news.wait()
+    assert sink.error is None, sink.error
+    end = sink.events[-1]
+    assert isinstance(end, Ended)
+    return end
+
+
+async def decoding(cluster: GrpcCluster, home: Home, **sampling: Any) -> tuple[Node, Run]:
+    """r1 has its first token, and its decode node goes on."""
+    prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+    sink = home.ask(**sampling)
+    prefill.engine.job_facts["r1/0"] = JobFacts(cached_tokens=2, computed_prompt_tokens=4)
+    run = await prefilled(prefill, decode)
+    decode.engine.ready("r1/0", transferred_bytes=4096)
+    run.feed(out("b"))
+    await told(sink, 2)
+    return decode, run
+
+
+async def test_the_next_scheduler_tells_all_of_it_and_goes_on() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        home = await next_life(cluster)
+        run.feed(out("c"))  # while there is nobody
+        sink = await home.resume()
+        run.feed(out("d"), out("e", eos=True))
+        end = await over(sink)
+        events = list(sink.events)
+        assert text_of(events) == "abcde"
+        assert tokens_of(events)[:5] == list(ids_of("abcde"))
+        usage = end.usage
+        assert (usage.completion_tokens, usage.prompt_tokens, usage.cached_tokens) == (6, 6, 2)
+        assert (usage.path, usage.prefill_node, usage.decode_node) == (
+            Path.DISAGGREGATED,
+            "prefill-0",
+            "decode-0",
+        )
+        assert usage.transferred_bytes == 4096
+        assert list(decode.engine.runs) == ["r1/0"], "it never ran twice"
+        cluster.scheduler.core.check()
+
+
+async def test_the_same_key_joins_what_a_node_holds() -> None:
+    async with homes() as (cluster, home):
+        _, run = await decoding(cluster, home)
+        home = await next_life(cluster)
+
+        async def never() -> Job:
+            raise AssertionError("it is known")
+
+        await home.runs.settle(NAME)
+        sink = Collected()
+        again = home.runs.join(NAME, RequestId("r2"), prepare=never)
+        assert again.request_id == "r1"
+        assert (await again.job()).request.prompt_token_ids == ids_of("prompt")
+        again.listen(sink)
+        run.feed(out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+
+
+async def test_what_has_ended_just_before_or_while_nobody_was_there_can_be_had() -> None:
+    for before in (True, False):
+        async with homes() as (cluster, home):
+            decode, run = await decoding(cluster, home)
+            if before:
+                first = await home.resume()
+                run.feed(out("c", eos=True))
+                await over(first)
+            home = await next_life(cluster)
+            if not before:
+                run.feed(out("c", eos=True))
+                await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+            sink = await home.resume()
+            end = await over(sink)
+            assert text_of(list(sink.events)) == "abc"
+            assert end.finish.reason is FinishReason.STOP
+            assert (end.usage.completion_tokens, end.usage.cached_tokens) == (4, 2)
+            assert cluster.scheduler.core.requests == {}
+            assert decode.jobs.count == 0
+
+
+async def test_what_was_still_computing_its_prompt_is_planned_anew() -> None:
+    async with homes() as (cluster, home):
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        home.ask()
+        await prefill.engine.job("r1/0")
+        await decode.engine.job("r1/0")
+        home = await next_life(cluster)
+        sink = await home.resume()
+        run = await prefilled(prefill, decode, "r1/1")
+        decode.engine.ready("r1/1")
+        run.feed(out("b", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "ab"
+
+
+async def test_blocks_that_are_on_their_way_are_not_dropped_with_the_scheduler() -> None:
+    async with homes() as (cluster, home):
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        home.ask()
+        run = await prefilled(prefill, decode)
+        home = await next_life(cluster)
+        assert not prefill.engine.dropped
+        sink = await home.resume()
+        await told(sink, 1)
+        decode.engine.ready("r1/0")
+        run.feed(out("b", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "ab"
+
+
+async def test_stop_strings_and_held_text_come_out_as_if_nothing_had_happened() -> None:
+    async with homes() as (cluster, home):
+        _, run = await decoding(cluster, home, stop=("bcx", "de"))
+        home = await next_life(cluster)
+        sink = await home.resume()
+        await told(sink, 2)
+        assert text_of(list(sink.events)) == "", "ab could begin a stop string"
+        run.feed(out("c"), out("d"), out("e"))
+        end = await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+        assert end.finish.stop_reason == "de"
+
+
+async def test_nobody_comes_back_and_the_blocks_do() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        home = await next_life(cluster, linger_s=0.01)
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        await decode.jobs.drained()
+        assert (decode.jobs.count, decode.jobs.held_count) == (0, 0)
+        with pytest.raises(RequestGone, match="no client came back"):
+            await home.resume()
+        cluster.scheduler.core.check()
+        assert cluster.scheduler.core.requests == {}
+
+
+async def test_a_scheduler_whose_stream_broke_plans_its_own_requests_anew() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        session = cluster.scheduler.driver._sessions[decode.identity.name]
+        sink = await home.resume()
+        session.close("a test cuts it")
+        again = await decode.engine.job("r1/1")
+        assert again.job.emitted_token_ids == ids_of("ab")
+        assert run.closed, "the former attempt is over"
+        again.feed(out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+
+
+async def test_the_second_loss_is_survived_like_the_first() -> None:
+    async with homes() as (cluster, home):
+        _, run = await decoding(cluster, home)
+        for letter in "cd":
+            home = await next_life(cluster)
+            sink = await home.resume()
+            run.feed(out(letter))
+            await told(sink, 2 + "cd".index(letter) + 1)
+        run.feed(out("e", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abcde"
+
+
+async def test_a_request_that_cannot_be_continued_ends_with_its_scheduler() -> None:
+    async with homes() as (cluster, _):
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        sink = Collected()
+        cluster.scheduler.driver.start(job_of().request, sink)  # no note
+        run = await prefilled(prefill, decode)
+        await next_life(cluster)
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        assert decode.jobs.held_count == 0
+
+
+async def test_a_note_of_another_version_ends_the_request_and_harms_nobody() -> None:
+    async with homes() as (cluster, home):
+        prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+        request = replace(job_of().request, resume=b"\x81\xa7version\x63")
+        cluster.scheduler.driver.start(request, Collected())
+        run = await prefilled(prefill, decode)
+        home = await next_life(cluster)
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        await cluster.scheduler.until(lambda: len(cluster.scheduler.states()) == 2)
+        assert len(home.runs) == 0
+
+
+async def test_a_job_stopped_at_its_bound_goes_on_where_it_stopped() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        decode.jobs._held._limits = type(decode.jobs._held._limits)(sequence_tokens_max=1)
+        await cluster.scheduler.stop()
+        await heard_nobody(decode)
+        run.feed(out("c"), out("d"), out("e"))
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        home = await next_life(cluster)
+        sink = await home.resume()
+        again = await decode.engine.job("r1/1")
+        assert again.job.emitted_token_ids == ids_of("abcd")
+        again.feed(out("e", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abcde"
