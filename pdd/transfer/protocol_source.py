@@ -140,6 +140,7 @@ class SourceProtocol:
             "source_open": len(self._state.sequences),
             "source_lanes": len(self._state.lanes),
             "pending_grants": len(self._state.pending),
+            "source_timers": len(self._state.timers),
         }
 
 

@@ -97,9 +97,14 @@ class SourceState:
     finished_keys: OrderedDict[str, None] = field(default_factory=OrderedDict)
     cancelled_keys: OrderedDict[str, None] = field(default_factory=OrderedDict)
     ended_nonces: OrderedDict[int, PeerId] = field(default_factory=OrderedDict)
-    timers: Timers = field(default_factory=Timers)
+    timers: Timers = field(init=False)
     effects: list[Effect] = field(default_factory=list)
     now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.timers = Timers(
+            lambda whom: whom in self.lanes or whom in self.sequences or whom in self.pending
+        )
 
     def count_refused(self, reason: Reason) -> None:
         """Something a peer asked for is not done."""

@@ -153,6 +153,7 @@ class TargetProtocol:
         return {
             "target_open": len(wants),
             "target_lanes": len(self._state.lanes),
+            "target_timers": len(self._state.timers),
             "quarantined_blocks": sum(len(want.block_ids) for want in wants.values()),
         }
 

@@ -80,9 +80,12 @@ class TargetState:
     new_nonce: Callable[[], int]
     wants: dict[str, Want] = field(default_factory=dict)
     lanes: dict[int, Lane] = field(default_factory=dict)
-    timers: Timers = field(default_factory=Timers)
+    timers: Timers = field(init=False)
     effects: list[Effect] = field(default_factory=list)
     now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.timers = Timers(lambda whom: whom in self.lanes or whom in self.wants)
 
     def count_refused(self, reason: Reason) -> None:
         """Something a peer said is not accepted."""
