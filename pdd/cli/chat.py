@@ -11,7 +11,14 @@ from pdd.cli.tls import https_context, tls_options
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--url", metavar="URL", help="Endpoint, for example http://127.0.0.1:8000.")
+@click.option(
+    "--url",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    help="Endpoint, for example http://127.0.0.1:8000. Of several, the next one goes on where one "
+    "is lost.",
+)
 @state_dir_option
 @tls_options
 @click.option("--max-tokens", type=click.IntRange(1), help="Most tokens of the answer.")
@@ -21,7 +28,7 @@ from pdd.cli.tls import https_context, tls_options
 @click.option("--model", metavar="NAME", help="Model name. Default: the one that is served.")
 def chat(
     prompt: str | None,
-    url: str | None,
+    urls: tuple[str, ...],
     state_dir: Path | None,
     max_tokens: int | None,
     temperature: float | None,
@@ -31,21 +38,24 @@ def chat(
     **tls: Path | None,
 ) -> int:
     """Ask PROMPT (or what stdin says, when PROMPT is left out or "-")."""
-    if url is not None and state_dir is not None:
+    if urls and state_dir is not None:
         raise click.UsageError("--url and --state-dir name a cluster each; give one.")
     if prompt is None or prompt == "-":
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise click.UsageError("the prompt is empty; give PROMPT, or write it to stdin.")
-    if url is None:
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise click.UsageError(f"--url {url} is not a URL.")
+    if not urls:
         from pdd.cli.local import running_cluster
 
-        url = running_cluster(resolve_state_dir(state_dir)).http
+        urls = (running_cluster(resolve_state_dir(state_dir)).http,)
     from pdd.cli.chat_run import ChatRequest, run_chat
 
     return run_chat(
         ChatRequest(
-            url=url.rstrip("/").removesuffix("/v1"),
+            urls=urls,
             tls=https_context(**tls),
             prompt=prompt,
             system=system,

@@ -9,6 +9,7 @@ PddError
 ├── AdmissionRejected      no room now; HTTP 429 with Retry-After, RESOURCE_EXHAUSTED
 ├── RemoteError            another process's fault
 │   ├── NodeUnavailable    no node can serve this; HTTP 503, UNAVAILABLE
+│   │   └── SchedulerStopping
 │   ├── RequestFailed      an accepted request could not be finished; an error event in streams
 │   └── DeadlineExceeded   HTTP 504, DEADLINE_EXCEEDED
 └── KVTransferError        blocks did not arrive whole; the decode node recomputes
@@ -63,6 +64,10 @@ class RemoteError(PddError):
 
 class NodeUnavailable(RemoteError):
     """No node that could serve the request is there."""
+
+
+class SchedulerStopping(NodeUnavailable):
+    """Another scheduler, or the next life of this one, can."""
 
 
 class RequestFailed(RemoteError):

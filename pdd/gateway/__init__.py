@@ -13,6 +13,7 @@ What happens to a request, and where:
                         exactly once. ``event_stream`` is its way out, bounded for slow readers.
                         ``request_opening`` says what is answered: a new request, or one that runs
                         or ran (``runs``): with the same key, or continued after ``event_ids``.
+                        ``takeover`` is what travels along, for another scheduler to go on.
 6. ``completions``, ``chat``   shape the answer; pure, so that their bytes can be tested alone.
 7. ``errors``           the edge table: every error of ``pdd.core.errors`` as HTTP and as gRPC.
 

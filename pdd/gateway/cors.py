@@ -48,7 +48,7 @@ class Cors:
     def preflight_headers(self) -> dict[str, str]:
         """What may be sent; to be joined with ``headers``."""
         return {
-            "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
+            "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
             "Access-Control-Allow-Headers": ALLOWED_HEADERS,
             "Access-Control-Max-Age": str(_PREFLIGHT_AGE_S),
         }

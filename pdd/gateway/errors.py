@@ -18,6 +18,7 @@ from pdd.core.errors import (
     RequestFailed,
     RequestGone,
     RequestTooLarge,
+    SchedulerStopping,
     UnknownRequest,
 )
 
@@ -94,6 +95,16 @@ _TABLE: tuple[tuple[type[Exception], EdgeError], ...] = (
             kind="rate_limit_error",
             code="rate_limit_exceeded",
             outcome="rejected",
+        ),
+    ),
+    (
+        SchedulerStopping,
+        EdgeError(
+            status=503,
+            grpc_code=grpc.StatusCode.UNAVAILABLE,
+            kind="service_unavailable_error",
+            code="scheduler_stopping",
+            outcome="unavailable",
         ),
     ),
     (

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import structlog
 from aiohttp import web
 
+from pdd.core.errors import PddError, RequestFailed, RequestGone
+from pdd.core.identity import RequestId
 from pdd.core.ports import Clock
 from pdd.gateway.answer import Answer, Serving
 from pdd.gateway.chat import ChatReply
@@ -23,6 +25,7 @@ from pdd.gateway.http_response import DateHeader
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
 from pdd.gateway.request_opening import STREAMS_PATH, Endpoint, Opening, StreamEndpoint
+from pdd.gateway.tenants import tenant_of
 from pdd.gateway.turn import Exchange, Turn
 
 log = structlog.get_logger(__name__)
@@ -69,18 +72,20 @@ class Front:
 
     def begin(self, turn: Turn) -> Exchange | None:
         request = turn.request
-        opening, method = self._opening(request.path)
+        opening, methods = self._opening(request.path)
         if self._cors.is_preflight(request):
             self._preflight(turn)
         elif request.target == "*":
-            turn.respond(204, b"", Allow="GET, HEAD, POST, OPTIONS")
+            turn.respond(204, b"", Allow="GET, HEAD, POST, DELETE, OPTIONS")
         elif opening is None:
             return self.framework.begin(turn)
         elif request.method == "OPTIONS":
-            turn.respond(204, b"", Allow=f"{method}, OPTIONS")
-        elif (fault := _misfit(request, method)) is not None:
+            turn.respond(204, b"", Allow=f"{methods}, OPTIONS")
+        elif (fault := _misfit(request, methods)) is not None:
             self.refused(fault)
-            turn.respond_fault(fault, **({"Allow": method} if fault.status == 405 else {}))
+            turn.respond_fault(fault, **({"Allow": methods} if fault.status == 405 else {}))
+        elif request.method == "DELETE":
+            self._end(turn)
         else:
             answer = Answer(serving=self._serving, turn=turn, opening=opening)
             answer.begin()
@@ -110,10 +115,23 @@ class Front:
         await self.framework.stop()
 
     def _opening(self, path: str) -> tuple[Opening | None, str]:
-        """How a path's answers begin, and its method; None where it is no inference."""
+        """How a path's answers begin, and its methods; None where it is no inference."""
         if path.startswith(STREAMS_PATH):
-            return self._streams, "GET"
+            return self._streams, "GET, DELETE"
         return self._endpoints.get(path), "POST"
+
+    def _end(self, turn: Turn) -> None:
+        """Nobody will come back to a request that could be continued. Idempotent."""
+        request_id = RequestId(turn.request.path.removeprefix(STREAMS_PATH))
+        try:
+            run = self._serving.runs.find(request_id, tenant=tenant_of(turn.request))
+        except RequestGone:
+            turn.respond(204, b"")
+        except PddError as error:
+            turn.respond_error(error)
+        else:
+            run.close(RequestFailed("it was cancelled by a client"))
+            turn.respond(204, b"")
 
     def _preflight(self, turn: Turn) -> None:
         if self._cors.allows(turn.request):
@@ -129,13 +147,13 @@ class Front:
         turn.respond_fault(fault)
 
 
-def _misfit(request: HttpRequest, method: str) -> HttpFault | None:
+def _misfit(request: HttpRequest, methods: str) -> HttpFault | None:
     """Why a request for inference cannot be answered, whatever its body says."""
-    if request.method != method:
+    if request.method not in methods.split(", "):
         return HttpFault(
             status=405,
             code="method_not_allowed",
-            message=f"{request.method} {request.path}: Method Not Allowed; use {method}",
+            message=f"{request.method} {request.path}: Method Not Allowed; use {methods}",
         )
     if _refuses_plain(request.header(b"accept-encoding")):
         return HttpFault(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Protocol
 
-from pdd.core.errors import AdmissionRejected, NodeUnavailable, PddError
+from pdd.core.errors import AdmissionRejected, PddError, SchedulerStopping
 
 _LAST_WORDS_S = 1.0
 """For requests that were told to stop, to tell their clients. A client that does not listen is not
@@ -37,7 +37,7 @@ class OpenRequests:
         """Count a request in; ``discard`` must follow.
 
         Raises:
-            AdmissionRejected, NodeUnavailable: there is no room, or no time left.
+            AdmissionRejected, SchedulerStopping: there is no room, or no time left.
         """
         if self.stopping:
             raise stopping_error()
@@ -69,6 +69,6 @@ class OpenRequests:
                 await self._all_ended.wait()
 
 
-def stopping_error() -> NodeUnavailable:
+def stopping_error() -> SchedulerStopping:
     """What clients are told whose request cannot be finished any more."""
-    return NodeUnavailable("this scheduler is stopping; send the request to another one")
+    return SchedulerStopping("this scheduler is stopping; send the request to another one")

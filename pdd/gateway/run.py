@@ -138,13 +138,14 @@ class Run:
     def abandon(self, error: PddError) -> None:
         """The process stops, and another one may go on with it: do not cancel what runs."""
         if self._job.done() and not self._is_over:
-            self._finish(str(error))
+            for sink in self._finish(str(error)):
+                sink.failed(error)
         else:
             self.close(error)
 
     def close(self, error: PddError) -> None:
-        """Cancel what runs. Who still waits in ``job`` is told ``error``: a cancellation would end
-        its task without a word to its client."""
+        """Cancel what runs, and tell ``error`` to who listens. So is who still waits in ``job``: a
+        cancellation would end its task without a word to its client."""
         self._stop_timer()
         if self._is_over:
             return
@@ -154,7 +155,8 @@ class Run:
             self._inference.cancel(self.request_id)
         else:
             self._refuse(error)
-        self._finish(str(error))
+        for sink in self._finish(str(error)):
+            sink.failed(error)
 
     # --- Sink --------------------------------------------------------------------------------
 

@@ -210,5 +210,24 @@ async def test_a_whole_answer_is_no_stream_to_continue() -> None:
 async def test_streams_are_read_and_not_posted_to() -> None:
     async with front(script("a")) as served:
         status, answer, headers = await post(served, "/v1/streams/r-1", {})
-        assert (status, headers["Allow"]) == (405, "GET")
+        assert (status, headers["Allow"]) == (405, "GET, DELETE")
         assert "use GET" in answer["error"]["message"]
+
+
+async def test_who_leaves_for_good_says_so_and_ends_the_request_for_all_who_follow_it() -> None:
+    async with front([Planned(plan=PLAN), *frames("a"), asyncio.Event()]) as served:
+        body = {"prompt": "hi", "stream": True}
+        async with served.http.post(
+            f"{served.url}/v1/completions", json=body, headers=KEY
+        ) as response:
+            await response.content.readuntil(b"\n\n")
+            url = f"{served.url}/v1/streams/{response.headers['x-pdd-request-id']}"
+            for _ in range(2):
+                async with served.http.delete(url) as deleted:
+                    assert deleted.status == 204
+            assert "cancelled by a client" in await response.text()
+        await soon(served.inference.closed)
+        async with served.http.get(url) as gone:
+            assert gone.status == 410
+        async with served.http.delete(f"{served.url}/v1/streams/r-nobody") as unknown:
+            assert unknown.status == 404

@@ -5,13 +5,18 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.cli.sse import EventStream
+from pdd.client.sse import Event, EventStream
 
 TEXT = (
     'data: {"a": "grüß"}\r\n\r\n: a comment\n\ndata: two\ndata: lines\n\n'
     "id: 7\nevent: x\ndata:tight\n\ndata: [DONE]\n\ndata: unfinished"
 ).encode()
-EVENTS = ['{"a": "grüß"}', "two\nlines", "tight", "[DONE]"]
+EVENTS = [
+    Event(data='{"a": "grüß"}', last_id=""),
+    Event(data="two\nlines", last_id=""),
+    Event(data="tight", last_id="7"),
+    Event(data="[DONE]", last_id="7"),
+]
 
 
 def test_events_of_one_piece():

@@ -1,0 +1,191 @@
+"""The client against real front doors: connections that break, schedulers that change."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pdd.client import Client
+from pdd.core.errors import NodeUnavailable, RequestFailed
+from tests.sinks import Planned
+from tests.unit.gateway.builders import PLAN, Front, ended, frames, front, script, soon
+from tests.unit.gateway.conftest import logs
+
+__all__ = ["logs"]
+
+BODY = {"prompt": "hi", "logprobs": 1, "stream_options": {"include_usage": True}}
+NOBODY = "http://127.0.0.1:1"
+
+
+class Proxy:
+    """Between client and front door: passes so many bytes of answers, then cuts the connection.
+
+    ``cuts``: one number for each connection; None and those after them: all of it.
+    """
+
+    def __init__(self, port: int, cuts: list[int | None]) -> None:
+        self.port = port
+        self.cuts = cuts
+        self.requests: list[str] = []
+        self.url = ""
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self.tasks.add(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left = self.cuts.pop(0) if self.cuts else None
+        there, to_there = await asyncio.open_connection("127.0.0.1", self.port)
+        up = asyncio.create_task(self._up(reader, to_there))
+        try:
+            while data := await there.read(65536):
+                if left is not None:
+                    data, left = data[:left], left - len(data)
+                writer.write(data)
+                await writer.drain()
+                if left is not None and left <= 0:
+                    break
+        except ConnectionError:
+            pass
+        finally:
+            up.cancel()
+            to_there.transport.abort()
+            writer.close()
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            self.requests.append(data.split(b"\r\n", 1)[0].decode())
+            writer.write(data)
+
+
+@asynccontextmanager
+async def proxy(served: Front, *cuts: int | None) -> AsyncIterator[Proxy]:
+    one = Proxy(served.port, list(cuts))
+    server = await asyncio.start_server(one.accept, "127.0.0.1", 0)
+    one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield one
+    finally:
+        server.close()
+        for task in one.tasks:
+            task.cancel()
+        if one.tasks:
+            await asyncio.wait(one.tasks)
+
+
+async def documents(client: Client, body: dict[str, Any] = BODY) -> list[dict[str, Any]]:
+    return [one async for one in client.stream("/v1/completions", body)]
+
+
+def without_ids(found: list[dict[str, Any]]) -> str:
+    text = json.dumps([{**one, "created": 0, "id": ""} for one in found])
+    return text.replace(str((found[-1].get("usage") or {}).get("pdd", {}).get("request_id")), "")
+
+
+async def test_a_stream_cut_at_any_byte_is_whole() -> None:
+    async with front(script("He", "", "llo", " wor", "ld", logprobs=1)) as served:
+        async with Client([served.url]) as client:
+            whole = await documents(client)
+        async with proxy(served) as measure, Client([measure.url]) as client:
+            assert without_ids(await documents(client)) == without_ids(whole)
+        size = 3200
+        for cut in range(1, size, 37):
+            async with proxy(served, cut, cut, cut) as broken, Client([broken.url] * 2) as client:
+                found = await documents(client)
+                assert without_ids(joined(found)) == without_ids(joined(whole)), cut
+
+
+def joined(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a stream says, whatever events it came in."""
+    choices = [choice for one in found for choice in one["choices"]]
+    lists = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    (usage,) = [one["usage"] for one in found if one.get("usage")]
+    assert len({one["id"] for one in found}) == 1
+    said = {
+        "text": "".join(choice["text"] for choice in choices),
+        "tokens": [token for one in lists for token in one["tokens"]],
+        "offsets": [offset for one in lists for offset in one["text_offset"]],
+        "finish": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
+        "usage": usage,
+    }
+    return [said]
+
+
+async def test_the_next_address_is_asked_where_nobody_is() -> None:
+    async with front(script("a")) as served, Client([NOBODY, served.url + "/v1/"]) as client:
+        assert await client.models() == ["tiny"]
+        answer = await client.post("/v1/completions", {"prompt": "hi"})
+        assert answer["choices"][0]["text"] == "a"
+        assert len(await documents(client, {"prompt": "hi"})) == 2
+
+
+async def test_a_whole_answer_whose_connection_breaks_runs_once() -> None:
+    async with (
+        front(script("a")) as served,
+        proxy(served, 20, 100) as broken,
+        Client([broken.url]) as client,
+    ):
+        answer = await client.post("/v1/completions", {"prompt": "hi"})
+        assert answer["choices"][0]["text"] == "a"
+        assert len(served.inference.requests) == 1
+        assert len(broken.requests) == 3
+
+
+async def test_a_stream_that_is_left_is_cancelled_at_once() -> None:
+    async with front([Planned(plan=PLAN), *frames("a"), asyncio.Event()]) as served:
+        async with Client([served.url]) as client:
+            async with aclosing(client.stream("/v1/completions", {"prompt": "hi"})) as stream:
+                async for document in stream:
+                    assert document["choices"][0]["text"] == "a"
+                    break
+            await soon(served.inference.closed)
+        assert served.inference.open_count == 0
+
+
+async def test_a_scheduler_that_stops_is_left_for_the_next_one() -> None:
+    gate = asyncio.Event()
+    first, second = frames("a", "b")
+    steps = [Planned(plan=PLAN), first, gate, second, ended(completion_tokens=2)]
+    async with front(steps) as served:
+        async with Client([served.url, NOBODY], patience_s=0.5) as client:
+            stream = client.stream("/v1/completions", {"prompt": "hi"})
+            async for document in stream:
+                assert document["choices"][0]["text"] == "a"
+                break
+            await served.stop()
+            with pytest.raises((RequestFailed, NodeUnavailable)):
+                await anext(stream)
+        gate.set()
+
+
+async def test_nobody_anywhere_is_told_at_once() -> None:
+    async with Client([NOBODY]) as client:
+        with pytest.raises(NodeUnavailable, match=r"nobody serves at http://127\.0\.0\.1:1"):
+            await client.models()
+        with pytest.raises(NodeUnavailable):
+            await documents(client)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.post("/v1/completions", {"prompt": ""}),
+        lambda client: documents(client, {"prompt": ""}),
+    ],
+)
+async def test_what_is_refused_is_not_asked_again(ask: Callable[[Client], Any]) -> None:
+    async with front(script("a")) as served, Client([served.url, served.url]) as client:
+        with pytest.raises(RequestFailed, match="HTTP 400: prompt"):
+            await ask(client)
+
+
+async def test_a_failed_request_is_told_and_not_sent_again() -> None:
+    steps = [Planned(plan=PLAN), *frames("a"), RequestFailed("node died")]
+    async with front(steps) as served, Client([served.url]) as client:
+        with pytest.raises(RequestFailed, match="node died"):
+            await documents(client, {"prompt": "hi"})
+        assert len(served.inference.requests) == 1
