@@ -37,7 +37,7 @@ def goodputs(
 ) -> dict[str, Any]:
     """The three, with the objectives they were measured against."""
     good = {
-        "all_slos": _all_slos(samples, latencies, objectives),
+        "all_slos": all_slos(samples, latencies, objectives),
         "worst_gaps": _worst_gaps(samples, latencies, objectives),
     }
     on_time, tokens_on_time = _deadlines(samples, latencies, objectives)
@@ -66,7 +66,8 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 6)
 
 
-def _all_slos(samples: Samples, latencies: Latencies, objectives: Objectives) -> Any:
+def all_slos(samples: Samples, latencies: Latencies, objectives: Objectives) -> Any:
+    """For each request whether it met them all, as a mask."""
     good = _ttft_met(samples, latencies, objectives)
     good[latencies.tpot_owner[latencies.tpot_s > objectives.tpot_s]] = False
     if objectives.e2e_s is not None:

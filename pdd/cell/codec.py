@@ -30,6 +30,8 @@ from pdd.cell.operations import (
     OverrideSet,
     QuotaRemoved,
     QuotaSet,
+    RoleReleased,
+    RoleSet,
     Status,
     Uncordoned,
 )
@@ -216,6 +218,8 @@ KINDS: dict[int, KindRule] = {
         tokens_per_minute_max=count_or_none,
     ),
     8: kind(QuotaRemoved, tenant=text),
+    9: kind(RoleSet, node=text, role=text, is_by_hand=flag, message=text, at_ms=count),
+    10: kind(RoleReleased, node=text),
 }
 CODEC = Codec(KINDS, version=VERSION)
 

@@ -64,6 +64,26 @@ class Uncordoned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSet:
+    """A node's name has this duty, ``prefill`` or ``decode``: by an operator's hand, until it is
+    released, or as the role controller has left it. An empty ``message`` leaves the former one of
+    the same."""
+
+    node: str
+    role: str
+    is_by_hand: bool
+    message: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleReleased:
+    """A node's duty is what its configuration says, until somebody says more."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OverrideSet:
     """``key`` of the configuration (``section.key``) has ``value`` (as in TOML) in this cell."""
 
@@ -99,6 +119,8 @@ Operation: TypeAlias = (
     | MemberLeft
     | Cordoned
     | Uncordoned
+    | RoleSet
+    | RoleReleased
     | OverrideSet
     | OverrideRemoved
     | QuotaSet

@@ -17,6 +17,8 @@ from pdd.cell.operations import (
     OverrideSet,
     QuotaRemoved,
     QuotaSet,
+    RoleReleased,
+    RoleSet,
     Status,
     Uncordoned,
 )
@@ -26,6 +28,7 @@ MEMBERS_MAX = 8192
 CORDONS_MAX = 8192
 OVERRIDES_MAX = 1024
 QUOTAS_MAX = 50_000
+ROLES_MAX = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,16 @@ class Quota:
     tokens_per_minute_max: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """Of a node's name."""
+
+    role: str
+    is_by_hand: bool
+    message: str
+    since_ms: int
+
+
 class CellState:
     """The tables. Only `apply` and `load` change them; everybody may read."""
 
@@ -71,10 +84,11 @@ class CellState:
         self.cordons = Table(Cordon, row_count_max=CORDONS_MAX)
         self.overrides = Table(Override, row_count_max=OVERRIDES_MAX)
         self.quotas = Table(Quota, row_count_max=QUOTAS_MAX)
+        self.roles = Table(Role, row_count_max=ROLES_MAX)
 
     def tables(self) -> tuple[Table[Any], ...]:
         """In the order that snapshots have; one that is added comes last."""
-        return self.members, self.cordons, self.overrides, self.quotas
+        return self.members, self.cordons, self.overrides, self.quotas, self.roles
 
     def apply(self, operation: Operation) -> Status:
         """One operation. Deterministic, and never raises for what it says."""
@@ -87,6 +101,10 @@ class CellState:
                 return self._cordon(operation)
             case Uncordoned():
                 return _dropped(self.cordons, operation.node)
+            case RoleSet():
+                return self._set_role(operation)
+            case RoleReleased():
+                return _dropped(self.roles, operation.node)
             case OverrideSet():
                 return _put(self.overrides, operation.key, Override(value=operation.value))
             case OverrideRemoved():
@@ -141,6 +159,17 @@ class CellState:
             since_ms=cordoned.at_ms if becomes_drain else present.since_ms,
         )
         return _put(self.cordons, cordoned.node, changed)
+
+    def _set_role(self, said: RoleSet) -> Status:
+        present = self.roles.get(said.node)
+        since_ms, message = said.at_ms, said.message
+        if present is not None and (present.role, present.is_by_hand) == (
+            said.role,
+            said.is_by_hand,
+        ):
+            since_ms, message = present.since_ms, message or present.message
+        row = Role(role=said.role, is_by_hand=said.is_by_hand, message=message, since_ms=since_ms)
+        return _put(self.roles, said.node, row)
 
     def hash(self) -> bytes:
         """16 bytes; costs the same for any number of rows."""

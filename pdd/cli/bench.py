@@ -7,6 +7,7 @@ from pdd.cli import (
     bench_gateway,
     bench_interference,
     bench_raft,
+    bench_roles,
     bench_serve,
     bench_transfer,
 )
@@ -21,5 +22,6 @@ bench_directory.add_to(bench)
 bench_gateway.add_to(bench)
 bench_interference.add_to(bench)
 bench_raft.add_to(bench)
+bench_roles.add_to(bench)
 bench_serve.add_to(bench)
 bench_transfer.add_to(bench)

@@ -9,7 +9,7 @@ import click
 from pdd.cli.node_drain import message_option
 from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table, say
-from pdd.cli.scheduler import find_scheduler, scheduler_option
+from pdd.cli.scheduler import find_scheduler, pick_name, scheduler_option
 from pdd.cli.tls import tls_options
 
 if TYPE_CHECKING:
@@ -69,9 +69,12 @@ def role(
         if name is None or role is None:
             _show(found.admin.roles(), output)
             return
-        node = found.pick(name)
+        node = pick_name(name, [one.node for one in found.admin.roles().nodes])
         begun = found.admin.set_role(node, role, message=message)
         now = begun.role
+        if not now.role:
+            click.echo(f"{node} left to auto; it is not here at the moment")
+            return
         if now.waits_for:
             raise click.ClickException(f"{node} stays {now.role} for now: {now.waits_for}")
         if not now.next_role:

@@ -343,6 +343,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
                 request.node, request.role, message=request.message
             )
             role = operator.role_of(request.node)
+        except RemoteError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise  # not reached: abort raised
         except UnknownNode as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # not reached: abort raised

@@ -19,12 +19,13 @@ class RoleOperator(Protocol):
     async def set_role(self, name: str, role: str, *, message: str) -> bool:
         """Give a node a duty, or "auto"; whether that changed anything.
 
-        Raises: UnknownNode, RoleUnknown, RoleRefused.
+        Raises: UnknownNode, RoleUnknown, RoleRefused; RemoteError: the schedulers could not agree
+        on it in time.
         """
         ...
 
     def role_of(self, name: str) -> cluster_pb2.NodeRole:
-        """As it is now. Raises UnknownNode."""
+        """As it is now; without a role for a node that is not here."""
         ...
 
     def roles(self) -> cluster_pb2.GetRolesResponse:

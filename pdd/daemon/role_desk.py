@@ -1,59 +1,92 @@
 """What operators, logs and autoscalers hear of roles, and what operators say about them."""
 
-from collections.abc import Callable
+import time
 
 import structlog
 
+from pdd.cell.codec import TEXT_MAX_CHARS
+from pdd.cell.operations import Operation, RoleReleased, RoleSet, Status
+from pdd.cell.state import ROLES_MAX
 from pdd.control.cluster_server import UnknownNode
 from pdd.control.role_operator import RoleRefused, RoleUnknown
 from pdd.core.identity import NodeName, Role
 from pdd.core.ports import Clock
+from pdd.daemon.agreement import Agreement, AgreementUnavailable
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
-from pdd.scheduler.events import Event, NodeRoleReleased, NodeRoleSet
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.roles.book import RoleNews, SwitchBy, SwitchStage
 from pdd.scheduler.roles.controller import wanted_count
+from pdd.scheduler.roles.settings import RoleMode
 
 log = structlog.get_logger(__name__)
 
 AUTO = "auto"
 DUTIES = (Role.PREFILL, Role.DECODE)
+_OF_THE_CONTROLLER = (SwitchBy.CONTROLLER, SwitchBy.GUARD)
 
 
 class RoleDesk:
     """Implements ``RoleOperator``."""
 
-    def __init__(self, *, core: SchedulerCore, clock: Clock, step: Callable[[Event], None]) -> None:
-        """``step``: gives an event to the core and obeys what comes out."""
+    def __init__(self, *, core: SchedulerCore, clock: Clock, agreement: Agreement) -> None:
         self._core = core
         self._clock = clock
-        self._step = step
+        self._agreement = agreement
 
     async def set_role(self, name: str, role: str, *, message: str) -> bool:
-        """See ``RoleOperator``."""
-        node = self._known(name)
-        hand = self._core.roles.hand.get(node)
+        """See ``RoleOperator``. What is agreed on reaches the core before this returns."""
+        hand = self._agreement.state.roles.get(name)
         if role == AUTO:
-            if hand is None:
+            if hand is None or not hand.is_by_hand:
+                self._known(name)
                 return False
+            await self._say(self._given_back(name))
             log.info("node_role_given_back", node=name)
-            self._step(NodeRoleReleased(node=node))
             return True
+        node = self._core.nodes[self._known(name)]
         if role not in DUTIES:
             raise RoleUnknown(f"role is {role!r}; a node can be prefill, decode or {AUTO}")
         duty = Role(role)
-        if why := self._core.role_refusal(node, duty):
+        if why := self._core.role_refusal(node.name, duty):
             raise RoleRefused(why)
-        if hand is not None and hand.role is duty:
-            return False
-        log.info("node_role_set", node=name, role=role, why=message)
-        self._step(NodeRoleSet(node=node, role=duty, message=message))
-        return True
+        is_changed = hand is None or not hand.is_by_hand or hand.role != role
+        await self._say(_role_set(name, duty, is_by_hand=True, message=message))
+        if is_changed:
+            log.info("node_role_set", node=name, role=role, why=message)
+        return is_changed
+
+    def agreed_on(self, news: RoleNews) -> RoleSet | None:
+        """What the other schedulers, and this one's next life, are to know of a switch: that the
+        controller, or its guard, has left a node with another duty."""
+        if news.stage is not SwitchStage.DONE or news.by not in _OF_THE_CONTROLLER:
+            return None
+        return _role_set(news.node, news.target, is_by_hand=False, message=news.reason)
+
+    def forgotten(self, name: str) -> RoleReleased | None:
+        """A node is no member any more: what the controller has left it with goes, too."""
+        row = self._agreement.state.roles.get(name)
+        return None if row is None or row.is_by_hand else RoleReleased(node=name)
+
+    def _given_back(self, name: str) -> Operation:
+        """To the controller as it is, or to its configuration."""
+        node = self._core.nodes.get(NodeName(name))
+        if node is None or self._core.roles.settings.mode is not RoleMode.AUTO:
+            return RoleReleased(node=name)
+        duty = node.next_role or node.role
+        return _role_set(name, duty, is_by_hand=False, message="given back by hand")
+
+    async def _say(self, operation: Operation) -> None:
+        """Raises AgreementUnavailable."""
+        if await self._agreement.say(operation) is Status.FULL:
+            raise AgreementUnavailable(
+                f"{ROLES_MAX} nodes have a role set, the most; give some back that are gone"
+            )
 
     def role_of(self, name: str) -> cluster_pb2.NodeRole:
         """See ``RoleOperator``."""
-        return self.duty(self._core.nodes[self._known(name)])
+        node = self._core.nodes.get(NodeName(name))
+        return _absent(name) if node is None else self.duty(node)
 
     def duty(self, node: Node) -> cluster_pb2.NodeRole:
         """Which duty a member has, and who decided that."""
@@ -89,7 +122,10 @@ class RoleDesk:
             mode=book.settings.mode,
             idle_reason=book.controller.idle_reason,
             pools=self.pools(),
-            nodes=[self.duty(node) for _, node in sorted(self._core.nodes.items())],
+            nodes=[
+                *(self.duty(node) for _, node in sorted(self._core.nodes.items())),
+                *(_absent(name) for name in self._absentees()),
+            ],
             switches=[
                 cluster_pb2.RoleSwitch(
                     node=news.node,
@@ -105,6 +141,15 @@ class RoleDesk:
                 for news in book.history
             ],
         )
+
+    def _absentees(self) -> list[str]:
+        """So that a role that is set for a node which does not come can be seen, and given back."""
+        roles = self._agreement.state.roles
+        return [
+            name
+            for name in roles.names()
+            if roles[name].is_by_hand and NodeName(name) not in self._core.nodes
+        ]
 
     def pools(self) -> list[cluster_pb2.RolePool]:
         """Both duties, as the controller sees them."""
@@ -140,6 +185,22 @@ class RoleDesk:
             there = ", ".join(sorted(self._core.nodes)) or "none"
             raise UnknownNode(f"no node {name!r}; there are {there}")
         return node
+
+
+def _role_set(name: str, role: Role, *, is_by_hand: bool, message: str) -> RoleSet:
+    return RoleSet(
+        node=name,
+        role=role,
+        is_by_hand=is_by_hand,
+        message=message[:TEXT_MAX_CHARS],
+        at_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def _absent(name: str) -> cluster_pb2.NodeRole:
+    return cluster_pb2.NodeRole(
+        node=name, decided_by=SwitchBy.OPERATOR, waits_for="it is not here at the moment"
+    )
 
 
 def log_news(news: RoleNews) -> None:

@@ -27,6 +27,7 @@ from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Adopter, Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.agreed_cordons import AgreedCordons
+from pdd.daemon.agreed_roles import AgreedRoles
 from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
 from pdd.daemon.block_locator import BlockLocator
 from pdd.daemon.directory_feed import DirectoryFeed
@@ -110,8 +111,9 @@ class SchedulerDriver:
         directory.on_news(self._step)
         self._agreement: Agreement = agreement or AgreementOfOne()
         self._agreed_cordons = AgreedCordons()
+        self._agreed_roles = AgreedRoles()
         self.operator = OperatorDesk(core=core, clock=clock, agreement=self._agreement)
-        self.role_operator = RoleDesk(core=core, clock=clock, step=self._step)
+        self.role_operator = RoleDesk(core=core, clock=clock, agreement=self._agreement)
         self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
@@ -405,6 +407,8 @@ class SchedulerDriver:
     def _on_agreed(self, state: CellState) -> None:
         for event in self._agreed_cordons.events(state):
             self._step(event)
+        for role_event in self._agreed_roles.events(state):
+            self._step(role_event)
 
     def _say(self, operation: Operation) -> None:
         """In the background: nobody waits for it, and it is said again if it matters."""
@@ -499,6 +503,8 @@ class SchedulerDriver:
                 )
             case RoleNews():
                 log_news(effect)
+                if (role_set := self.role_operator.agreed_on(effect)) is not None:
+                    self._say(role_set)
             case ForgetNode():
                 log.info("node_forgotten", node=effect.node)
                 del self._hellos[effect.node]
@@ -506,6 +512,8 @@ class SchedulerDriver:
                 self._transfer_counters.pop(effect.node, None)
                 self._links.pop(effect.node, None)
                 self._block_states.pop(effect.node, None)
+                if (released := self.role_operator.forgotten(effect.node)) is not None:
+                    self._say(released)
             case IntroducePeers():
                 session = self._sessions.get(effect.node)
                 if session is not None:

@@ -38,6 +38,7 @@ from pdd.scheduler.events import (
     NodeJoined,
     NodeLost,
     NodeReported,
+    NodeRoleGiven,
     NodeRoleReleased,
     NodeRoleSet,
     NodeUncordoned,
@@ -144,6 +145,8 @@ class SchedulerCore:
                 return drains.uncordon(state, event)
             case NodeRoleSet():
                 return switches.set_by_hand(state, event, now_s)
+            case NodeRoleGiven():
+                return switches.given(state, event, now_s)
             case NodeRoleReleased():
                 return switches.release(state, event, now_s)
             case JobFailed():

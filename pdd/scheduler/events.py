@@ -207,6 +207,14 @@ class NodeRoleSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRoleGiven:
+    """A controller has left a node with this role, perhaps in an earlier life of the scheduler."""
+
+    node: NodeName
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoleReleased:
     """An operator leaves a node's role to the controller, or to its configuration."""
 
@@ -255,6 +263,7 @@ Event = (
     | NodeCordoned
     | NodeUncordoned
     | NodeRoleSet
+    | NodeRoleGiven
     | NodeRoleReleased
     | JobFailed
     | Tick

@@ -1,6 +1,6 @@
 """Nodes come, report, fall silent and are forgotten."""
 
-from pdd.core.identity import NodeState
+from pdd.core.identity import NodeState, Role
 from pdd.scheduler.adoption import adopt
 from pdd.scheduler.attempts import try_again
 from pdd.scheduler.drains import apply_cordon
@@ -24,7 +24,7 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
         effects += _lose(state, former, "a newer life of it has joined", now_s)
     node = state.nodes[event.identity.name] = Node(
         identity=event.identity,
-        role=state.roles.role_at_join(event.identity.name, event.role, is_pinned=event.is_pinned),
+        role=_duty_at_join(state, event),
         home_role=event.role,
         is_pinned=event.is_pinned,
         address=event.address,
@@ -40,7 +40,16 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
     effects += introduce(state, node)
     for held in event.held:
         effects += adopt(state, node, held, now_s)
-    return effects
+    return effects + switches.follow(state, node, now_s)
+
+
+def _duty_at_join(state: State, event: NodeJoined) -> Role:
+    """What it is to do; a node that still runs outputs goes on as a decode node, and changes when
+    they have ended."""
+    wanted = state.roles.role_at_join(event.identity.name, event.role, is_pinned=event.is_pinned)
+    if event.is_pinned or not any(one.request.sampling.max_tokens > 1 for one in event.held):
+        return wanted
+    return Role.DECODE
 
 
 def node_reported(state: State, event: NodeReported, now_s: float) -> list[Effect]:

@@ -21,6 +21,8 @@ from pdd.cell.operations import (
     OverrideSet,
     QuotaRemoved,
     QuotaSet,
+    RoleReleased,
+    RoleSet,
     Uncordoned,
 )
 from pdd.directory.entries import BlockDelta, DirectoryEntry, SequenceStarted
@@ -48,6 +50,15 @@ operations: st.SearchStrategy[Operation] = st.one_of(
     st.builds(OverrideRemoved, key=words),
     st.builds(QuotaSet, tenant=words, running_requests_max=limits, tokens_per_minute_max=limits),
     st.builds(QuotaRemoved, tenant=words),
+    st.builds(
+        RoleSet,
+        node=names,
+        role=words,
+        is_by_hand=st.booleans(),
+        message=words,
+        at_ms=st.integers(0, 9),
+    ),
+    st.builds(RoleReleased, node=names),
 )
 hard = st.lists(operations, max_size=4).map(lambda said: encode_operations(*said))
 soft = st.one_of(

@@ -143,8 +143,8 @@ class ClusterServicer:
 
     def SetNodeRole(self, request, context):
         """SetNodeRole gives a node another duty, or leaves that to the role controller again. It finishes
-        what it has first. What is set holds for the node's name, over its restarts. Idempotent.
-        Errors: NOT_FOUND; INVALID_ARGUMENT (no such role); FAILED_PRECONDITION (it cannot have it: its
+        what it has first. What is set holds for the node's name, over restarts of it and of schedulers.
+        Idempotent. Errors: UNAVAILABLE (the schedulers could not agree on it in time); NOT_FOUND; INVALID_ARGUMENT (no such role); FAILED_PRECONDITION (it cannot have it: its
         configuration pins it, or it is the last decode node; the message says which).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

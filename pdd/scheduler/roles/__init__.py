@@ -24,9 +24,10 @@ What goes wrong, and what is done:
                                  elsewhere as after any loss. It comes back with the duty it had:
                                  operator's, else controller's, else its configuration's; a role
                                  that an operator has set is taken at once, it holds nothing then
-    scheduler dies in mid-switch the switch is forgotten. What operators have set is agreed on by
-                                 the schedulers and stays; the controller begins from what the
-                                 nodes' configurations say
+    scheduler dies in mid-switch what operators have set, and what the controller had done, is
+                                 agreed on by the schedulers and stays: a node that still runs
+                                 outputs joins as a decode node and changes when they have ended.
+                                 A switch that the controller had begun is forgotten
     operator in mid-switch       the operator's word counts: a controller's switch that goes the
                                  other way is abandoned, one that goes the same way becomes theirs
     last node of a role          the last decode node that takes work never leaves: asked by hand

@@ -3,7 +3,7 @@
 from pdd.core.identity import Role
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.roles import demand
+from pdd.scheduler.roles import demand, ends
 from pdd.scheduler.roles.book import RoleNews, SwitchBy, SwitchStage
 from pdd.scheduler.roles.controller import Wish
 from pdd.scheduler.roles.guard import Move
@@ -25,15 +25,18 @@ def control(state: State, now_s: float) -> list[Effect]:
         book.controller.idle_reason = "a switch is on its way"
         return effects
     if (move := book.guard.move) is not None:
-        why = book.guard.verdict(book.goodput, now_s=now_s)
-        if why is None:
-            book.controller.idle_reason = "watches what the latest switch brings"
-            return effects
-        book.guard.move = None
+        why = book.guard.verdict(book.goodput, overdue=ends.overdue(state, now_s), now_s=now_s)
+        if why is not None:
+            book.guard.move = None
         if why:
             return effects + _undo(state, move, why, now_s)
     wish = book.controller.decide(demand.loads(state), now_s=now_s)
-    return effects if wish is None else effects + _grant(state, wish, now_s)
+    if wish is None:
+        return effects
+    if book.guard.move is not None and wish.target is book.guard.move.target:
+        book.controller.idle_reason = f"{wish.reason}; watches what the latest switch brings first"
+        return effects
+    return effects + _grant(state, wish, now_s)
 
 
 def _grant(state: State, wish: Wish, now_s: float) -> list[Effect]:
@@ -50,6 +53,7 @@ def _grant(state: State, wish: Wish, now_s: float) -> list[Effect]:
         target=wish.target,
         nodes=[node.name for node in nodes],
         goodput=book.goodput,
+        overdue=ends.overdue(state, now_s),
         now_s=now_s,
     )
     effects: list[Effect] = []

@@ -2,6 +2,7 @@
 
 from pdd.core.identity import Role
 from pdd.scheduler.requests import Phase, Request
+from pdd.scheduler.roles.goodput import Outcome
 from pdd.scheduler.state import State
 
 
@@ -24,11 +25,23 @@ def finished(state: State, request: Request, now_s: float, *, output_token_count
 
 def failed(state: State, request: Request, now_s: float) -> None:
     """Refused for want of room, or out of time."""
-    waits_for_prompt = request.phase is Phase.PREFILLING or (
-        request.phase is Phase.QUEUED and state.roles.waits_for_prefill
-    )
     state.roles.goodput.failed(
-        arrived_s=request.arrived_s,
-        now_s=now_s,
-        late_by=Role.PREFILL if waits_for_prompt else Role.DECODE,
+        arrived_s=request.arrived_s, now_s=now_s, late_by=_waits_for(state, request)
     )
+
+
+def overdue(state: State, now_s: float) -> list[Outcome]:
+    """Requests without a first token that are late already."""
+    limit_s = state.settings.roles.ttft_s
+    return [
+        Outcome(request.arrived_s, now_s, _waits_for(state, request))
+        for request in state.requests.values()
+        if request.first_token_s is None and now_s - request.arrived_s > limit_s
+    ]
+
+
+def _waits_for(state: State, request: Request) -> Role:
+    """The duty that is to do something for it next."""
+    if request.phase is Phase.QUEUED:
+        return Role.PREFILL if state.roles.waits_for_prefill else Role.DECODE
+    return Role.PREFILL if request.phase is Phase.PREFILLING else Role.DECODE

@@ -7,6 +7,7 @@ promised to prompts in the making waits for prefill: ``demand.Measured``.)
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdd.core.identity import Role
@@ -65,9 +66,19 @@ class Goodput:
         """A request was refused for want of room, or passed its deadline."""
         self.kept.append(Outcome(arrived_s, now_s, late_by))
 
-    def shares(self, *, ended_from_s: float, arrived_from_s: float) -> Shares:
-        """Of those that ended and arrived at these moments or later."""
-        found = []
+    def shares(
+        self,
+        *,
+        ended_from_s: float,
+        arrived_from_s: float,
+        overdue: Sequence[Outcome] = (),
+    ) -> Shares:
+        """Of those that ended and arrived at these moments or later.
+
+        ``overdue``: requests that have not ended and are late already. A pool that is far too small
+        ends nothing; without them it would look as if it had nothing to do.
+        """
+        found = [one.late_by for one in overdue if one.arrived_s >= arrived_from_s]
         for outcome in reversed(self.kept):
             if outcome.ended_s < ended_from_s:
                 break

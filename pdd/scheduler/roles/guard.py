@@ -6,13 +6,14 @@ that fewer good ones alone prove nothing: the move is to blame when the pool tha
 late more often than before, by ``guard_loss_fraction``, and fewer requests are good by as much.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdd.core.identity import NodeName, Role
-from pdd.scheduler.roles.goodput import Goodput, Shares
+from pdd.scheduler.roles.goodput import Goodput, Outcome, Shares
 from pdd.scheduler.roles.settings import RoleSettings
 
-_PATIENCE_WINDOWS = 4
+_PATIENCE_WINDOWS = 2
 """After so many windows with too few requests a move stands unjudged."""
 
 
@@ -30,17 +31,26 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
-    """Watches the latest move. The next one begins only when this one is judged."""
+    """Watches the latest move. Until it is judged, the next one can only be its reverse."""
 
     settings: RoleSettings
     move: Move | None = None
 
     def begins(
-        self, *, source: Role, target: Role, nodes: list[NodeName], goodput: Goodput, now_s: float
+        self,
+        *,
+        source: Role,
+        target: Role,
+        nodes: list[NodeName],
+        goodput: Goodput,
+        overdue: Sequence[Outcome],
+        now_s: float,
     ) -> None:
-        """A move begins."""
+        """A move begins. ``overdue``: see ``Goodput.shares``."""
         before = goodput.shares(
-            ended_from_s=now_s - self.settings.guard_window_s, arrived_from_s=float("-inf")
+            ended_from_s=now_s - self.settings.guard_window_s,
+            arrived_from_s=float("-inf"),
+            overdue=overdue,
         )
         self.move = Move(source=source, target=target, before=before, open=set(nodes))
 
@@ -57,14 +67,16 @@ class Guard:
             if not move.done:
                 self.move = None
 
-    def verdict(self, goodput: Goodput, *, now_s: float) -> str | None:
+    def verdict(self, goodput: Goodput, *, overdue: Sequence[Outcome], now_s: float) -> str | None:
         """Why the move is to be undone; empty when it stands; None while it is not judged."""
         move = self.move
         if move is None:
             return ""
         if move.over_s is None or now_s - move.over_s < self.settings.guard_window_s:
             return None
-        after = goodput.shares(ended_from_s=move.over_s, arrived_from_s=move.over_s)
+        after = goodput.shares(
+            ended_from_s=move.over_s, arrived_from_s=move.over_s, overdue=overdue
+        )
         count_min = self.settings.guard_count_min
         if after.count < count_min:
             waited_s = now_s - move.over_s

@@ -2,7 +2,7 @@
 
 from pdd.core.identity import NodeName, NodeState, Role
 from pdd.scheduler.effects import Effect
-from pdd.scheduler.events import NodeRoleReleased, NodeRoleSet
+from pdd.scheduler.events import NodeRoleGiven, NodeRoleReleased, NodeRoleSet
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.peers import change_peers, peers_of
 from pdd.scheduler.roles.book import HandRole, RoleNews, Switch, SwitchBy, SwitchStage
@@ -33,7 +33,17 @@ def set_by_hand(state: State, event: NodeRoleSet, now_s: float) -> list[Effect]:
     book.hand[event.node] = HandRole(role=event.role, message=event.message)
     book.rests_until_s.pop(event.node, None)
     node = state.nodes.get(event.node)
-    return [] if node is None else _follow(state, node, now_s)
+    return [] if node is None else follow(state, node, now_s)
+
+
+def given(state: State, event: NodeRoleGiven, now_s: float) -> list[Effect]:
+    """What the controller has left a node with; means nothing where there is none. Idempotent."""
+    book = state.roles
+    if book.settings.mode is not RoleMode.AUTO:
+        return []
+    book.given[event.node] = event.role
+    node = state.nodes.get(event.node)
+    return [] if node is None else follow(state, node, now_s)
 
 
 def release(state: State, event: NodeRoleReleased, now_s: float) -> list[Effect]:
@@ -48,18 +58,18 @@ def release(state: State, event: NodeRoleReleased, now_s: float) -> list[Effect]
         return []
     if book.settings.mode is RoleMode.AUTO:
         book.given[event.node] = node.next_role or node.role
-    return _follow(state, node, now_s)
+    return follow(state, node, now_s)
 
 
 def follow_all(state: State, now_s: float) -> list[Effect]:
     """Begin what is wanted and could not begin before."""
     effects: list[Effect] = []
     for node in list(state.nodes.values()):
-        effects += _follow(state, node, now_s)
+        effects += follow(state, node, now_s)
     return effects
 
 
-def _follow(state: State, node: Node, now_s: float) -> list[Effect]:
+def follow(state: State, node: Node, now_s: float) -> list[Effect]:
     """Take a node towards the duty that it is to have."""
     book = state.roles
     if node.state is NodeState.LOST:
@@ -69,6 +79,8 @@ def _follow(state: State, node: Node, now_s: float) -> list[Effect]:
     by = SwitchBy.OPERATOR if hand is not None else SwitchBy.CONFIGURATION
     if hand is not None:
         reason = hand.message or "set by hand"
+    elif node.name in book.given:
+        by, reason = SwitchBy.CONTROLLER, "as the controller has left it before"
     else:
         reason = "given back by hand, to its configuration"
     switch = book.switches.get(node.name)

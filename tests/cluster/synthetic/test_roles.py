@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,8 +19,8 @@ import pytest
 from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
 
 WAIT_S = 60.0
-PROMPTS = [f"Tell me of harbour number {index} and of its lamps. " * 12 for index in range(12)]
-LONG: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "ignore_eos": True}
+PROMPTS = [f"Tell me of harbour number {index} and of its lamps. " * 12 for index in range(8)]
+LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,16 @@ def duties(cluster: Cluster) -> dict[str, str]:
     return {node["node"]: node["role"] for node in roles(cluster)["nodes"]}
 
 
+def busy_decode_node(cluster: Cluster) -> str:
+    """One that runs something at the moment."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        for node in roles(cluster)["nodes"]:
+            if node["role"] == "decode" and node["held_request_count"]:
+                return str(node["node"])
+        assert time.monotonic() < deadline_s, "no decode node has work"
+
+
 def stream(cluster: Cluster, prompt: str, **fields: Any) -> list[int]:
     """A streamed answer's token ids; its end must be a good one."""
     token_ids: list[int] = []
@@ -105,10 +116,11 @@ def test_by_hand_under_load_no_stream_is_lost_and_the_text_is_right(cluster: Clu
     with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
         clients = [pool.submit(ask_until_over, first) for first in range(8)]
         try:
+            busy = busy_decode_node(cluster)
             for name, duty in (
-                ("decode-1", "prefill"),
+                (busy, "prefill"),
                 ("prefill-0", "decode"),
-                ("decode-1", "decode"),
+                (busy, "decode"),
                 ("prefill-0", "prefill"),
             ):
                 code, out, err = role(cluster, name, duty, "--deadline-s", str(WAIT_S))
@@ -219,3 +231,81 @@ def test_ctrl_c_ends_the_watching_and_not_the_change(cluster: Cluster) -> None:
     while duties(cluster)["decode-0"] != "prefill":
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+def scheduler_pid(cluster: Cluster) -> int:
+    """Of the daemon that serves now, after restarts too."""
+    record = json.loads((cluster.state_dir / "cluster.json").read_text())
+    (pid,) = [one["pid"] for one in record["nodes"] if one["role"] == "scheduler"]
+    return int(pid)
+
+
+def until_duties(cluster: Cluster, wanted: dict[str, str]) -> None:
+    """Once the scheduler answers again and all nodes are back."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        done = run_cli("node", "list", "-o", "json", "--state-dir", str(cluster.state_dir))
+        rows = json.loads(done.stdout) if done.returncode == 0 else []
+        if {row["name"]: row["role"] for row in rows if row["state"] == "ready"} == wanted:
+            return
+        assert time.monotonic() < deadline_s, done.stdout + done.stderr
+        time.sleep(0.2)
+
+
+@pytest.mark.fault
+def test_a_scheduler_that_is_killed_in_mid_change_knows_what_was_set(cluster: Cluster) -> None:
+    cordon(cluster, "decode-1")
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
+        answer = pool.submit(stream, cluster, PROMPTS[0], **{**LONG, "max_tokens": 1500})
+        cluster.wait_until_busy(within_s=WAIT_S)
+        run_cli("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
+        code, out, _ = role(cluster, "decode-0", "prefill", "--no-wait")
+        assert (code, "changes to prefill" in out) == (0, True), out
+        os.kill(scheduler_pid(cluster), signal.SIGKILL)
+        with pytest.raises((httpx.HTTPError, AssertionError)):
+            answer.result(timeout=WAIT_S)  # its client was on that scheduler; it runs on
+    until_duties(
+        cluster,
+        {
+            "decode-0": "prefill",
+            "decode-1": "decode",
+            "prefill-0": "prefill",
+            "prefill-1": "prefill",
+        },
+    )
+    cluster.wait_until_idle(within_s=WAIT_S)
+
+
+@pytest.mark.fault
+def test_the_controller_follows_the_load_and_its_work_outlives_the_scheduler(
+    tmp_path: Path,
+) -> None:
+    """Sixteen long outputs, a decode node that runs four, two prefill nodes with little to do."""
+    settings = {
+        "synthetic.step_s": "0.02",
+        "engine.max_num_seqs": "4",
+        "roles.mode": "auto",
+        "roles.window_s": "1",
+        "roles.sustain_s": "0.5",
+        "roles.cooldown_s": "1",
+    }
+    running = start_cluster(
+        tmp_path / "state",
+        *("--engine", "synthetic", "--prefill", "2", "--decode", "1"),
+        *(part for name, text in settings.items() for part in ("--set", f"{name}={text}")),
+    )
+    try:
+        words = PROMPTS[:4]
+        expected = [running.complete(one, **LONG)["choices"][0]["token_ids"] for one in words]
+        with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
+            answers = [pool.submit(stream, running, one, **LONG) for one in words * 4]
+            assert [one.result(timeout=WAIT_S) for one in answers] == expected * 4
+        done = [one for one in roles(running)["switches"] if one["stage"] == "done"]
+        assert [(one["target"], one["by"]) for one in done][:1] == [("decode", "controller")]
+        assert "decode pressure" in done[0]["reason"]
+        wanted = duties(running)
+        assert sorted(wanted.values()) == ["decode", "decode", "prefill"]
+        os.kill(scheduler_pid(running), signal.SIGKILL)
+        until_duties(running, wanted)
+    finally:
+        stop_cluster(running)

@@ -8,6 +8,8 @@ from pdd.cell.operations import (
     OverrideSet,
     QuotaRemoved,
     QuotaSet,
+    RoleReleased,
+    RoleSet,
     Uncordoned,
 )
 
@@ -32,4 +34,6 @@ EVERY_OPERATION = (
     OverrideRemoved(key="scheduler.node_timeout_s"),
     QuotaSet(tenant="acme", running_requests_max=8, tokens_per_minute_max=None),
     QuotaRemoved(tenant="acme"),
+    RoleSet(node="decode-0", role="prefill", is_by_hand=True, message="trial", at_ms=7),
+    RoleReleased(node="decode-0"),
 )

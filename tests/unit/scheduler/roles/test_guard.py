@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from pdd.core.identity import NodeName, Role
-from pdd.scheduler.roles.goodput import Goodput
+from pdd.scheduler.roles.goodput import Goodput, Outcome
 from pdd.scheduler.roles.guard import Guard
 from pdd.scheduler.roles.settings import RoleSettings
 
@@ -46,14 +46,16 @@ def verdict(before: Mix, after: Mix) -> str | None:
     goodput, guard = Goodput(settings=SETTINGS), Guard(settings=SETTINGS)
     Mix(late_prefill=100).end(goodput, at_s=80.0)  # too long ago to count
     before.end(goodput, at_s=95.0)
-    guard.begins(source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, now_s=100.0)
+    guard.begins(
+        source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, overdue=[], now_s=100.0
+    )
     Mix(late_decode=100).end(goodput, at_s=102.0)  # in between, counts for nothing
-    assert guard.verdict(goodput, now_s=103.0) is None
+    assert guard.verdict(goodput, overdue=[], now_s=103.0) is None
     guard.ended(NODE, is_done=True, now_s=105.0)
     end(goodput, 50, at_s=105.2, late_by=PREFILL)  # arrived before it was over
     after.end(goodput, at_s=110.0)
-    assert guard.verdict(goodput, now_s=114.9) is None
-    return guard.verdict(goodput, now_s=115.0)
+    assert guard.verdict(goodput, overdue=[], now_s=114.9) is None
+    return guard.verdict(goodput, overdue=[], now_s=115.0)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +86,38 @@ def test_a_move_is_undone_when_the_pool_that_gave_makes_more_requests_late(
 def test_too_few_requests_say_nothing_and_do_not_hold_it_up_for_ever() -> None:
     goodput, guard = Goodput(settings=SETTINGS), Guard(settings=SETTINGS)
     Mix().end(goodput, at_s=95.0)
-    guard.begins(source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, now_s=100.0)
+    guard.begins(
+        source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, overdue=[], now_s=100.0
+    )
     guard.ended(NODE, is_done=True, now_s=100.0)
     end(goodput, 19, at_s=105.0, late_by=PREFILL)
-    assert guard.verdict(goodput, now_s=139.0) is None
-    assert guard.verdict(goodput, now_s=140.0) == ""
+    assert guard.verdict(goodput, overdue=[], now_s=119.0) is None
+    assert guard.verdict(goodput, overdue=[], now_s=120.0) == ""
+
+
+def test_a_pool_that_ends_nothing_is_not_overlooked() -> None:
+    """One prefill node is left and chokes: what has no first token yet is late by it."""
+    goodput, guard = Goodput(settings=SETTINGS), Guard(settings=SETTINGS)
+    Mix().end(goodput, at_s=95.0)
+    guard.begins(
+        source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, overdue=[], now_s=100.0
+    )
+    guard.ended(NODE, is_done=True, now_s=100.0)
+    overdue = [Outcome(arrived_s=101.0, ended_s=110.0, late_by=PREFILL)] * 20
+    why = guard.verdict(goodput, overdue=overdue, now_s=110.0)
+    assert why is not None
+    assert "late by prefill from 0% to 100%" in why
 
 
 def test_a_move_that_was_abandoned_needs_no_verdict() -> None:
     guard = Guard(settings=SETTINGS)
     goodput = Goodput(settings=SETTINGS)
-    guard.begins(source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, now_s=0.0)
+    guard.begins(
+        source=PREFILL, target=DECODE, nodes=[NODE], goodput=goodput, overdue=[], now_s=0.0
+    )
     guard.ended(NODE, is_done=False, now_s=1.0)
     assert guard.move is None
-    assert guard.verdict(goodput, now_s=2.0) == ""
+    assert guard.verdict(goodput, overdue=[], now_s=2.0) == ""
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from pdd.core.frames import FinishReason
+from pdd.core.frames import EngineFacts, FinishReason
 from pdd.core.identity import NodeName, NodeState, RequestId, Role
 from pdd.scheduler.effects import DismissPeer, Effect, IntroducePeers, Submit
 from pdd.scheduler.events import (
     DecodeReady,
     FirstTokenSampled,
+    HeldSequence,
     NodeCordoned,
     NodeLost,
     NodeRoleReleased,
@@ -406,3 +407,56 @@ def test_a_switch_that_made_prompts_late_is_undone() -> None:
     ] * bool(len(told) > 1)
     assert told[0].by is SwitchBy.GUARD
     assert "good requests went from 100% to 0%" in told[0].reason
+
+
+def test_the_way_back_needs_no_verdict() -> None:
+    """The mix turns right after a switch: nobody waits for the guard to see that."""
+    cluster = make_pressed(RoleMode.AUTO, guard_window_s=1000.0)
+    told = pass_s(cluster, 4.0)
+    assert [one.target for one in told] == [DECODE, DECODE]
+    for index in range(4):
+        finish(cluster, f"r{index}")
+    for index in range(8):
+        arrive(cluster, f"prompt{index}", max_tokens=1)
+    told = pass_s(cluster, 10.0)
+    assert [(one.stage, one.target, one.by) for one in told] == [
+        (BEGUN, PREFILL, SwitchBy.CONTROLLER),
+        (DONE, PREFILL, SwitchBy.CONTROLLER),
+    ]
+
+
+def held(request_id: str, *, max_tokens: int = 16) -> HeldSequence:
+    return HeldSequence(
+        request=make_request(request_id, max_tokens=max_tokens),
+        keys=b"",
+        generation=0,
+        output_token_count=4,
+        prefill_node=NodeName("prefill-0"),
+        first_facts=EngineFacts(),
+        arrived_age_s=2.0,
+        placed_age_s=2.0,
+        first_token_age_s=1.0,
+        ready_age_s=1.0,
+        ended_age_s=None,
+    )
+
+
+def test_what_runs_after_the_end_of_a_scheduler_is_finished_before_the_change() -> None:
+    """The next life of the scheduler knows what was set; the node still runs an output."""
+    cluster = make_cluster("decode-1", "prefill-0")
+    set_role(cluster, "decode-0", PREFILL)
+    effects = cluster.step(make_joined("decode-0", held=(held("old"),)))
+    assert news(effects) == [("decode-0", BEGUN)]
+    node = node_of(cluster, "decode-0")
+    assert (node.role, node.next_role, list(node.leases)) == (DECODE, PREFILL, ["old"])
+    assert arrive(cluster, "new") == {"decode": "decode-1", "prefill": "prefill-0"}
+    assert news(finish(cluster, "old")) == [("decode-0", DONE)]
+
+
+def test_a_node_that_comes_back_first_is_needed_as_it_is() -> None:
+    cluster = make_cluster("prefill-0")
+    set_role(cluster, "decode-0", PREFILL)
+    assert news(cluster.step(make_joined("decode-0", held=(held("old"),)))) == []
+    assert arrive(cluster, "new")["decode"] == "decode-0"
+    cluster.step(make_joined("decode-1"))
+    assert news(cluster.step(Tick())) == [("decode-0", BEGUN)]
