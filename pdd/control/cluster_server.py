@@ -8,6 +8,7 @@ does needs it, and one stolen node key must not drain the others.
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -60,18 +61,24 @@ class NodeSession:
         self,
         request_id: str,
         generation: int,
-        token_id: int,
+        token_ids: Mapping[int, int],
         *,
+        has_choices: bool = False,
         frame: cluster_pb2.TokenFrame | None = None,
     ) -> None:
-        """Queue a decode job's output token 0, and the frame that it came in."""
-        self.outbox.put(
-            cluster_pb2.SchedulerMessage(
-                first_token=cluster_pb2.FirstToken(
-                    request_id=request_id, generation=generation, token_id=token_id, frame=frame
-                )
+        """Queue output token 0 of a decode job's choices, and the frame that an only one came in.
+
+        ``has_choices``: the request has several, though perhaps all but one have ended.
+        """
+        message = cluster_pb2.FirstToken(request_id=request_id, generation=generation, frame=frame)
+        if has_choices:
+            message.choices.extend(
+                cluster_pb2.ChoiceToken(index=index, token_id=token_id)
+                for index, token_id in token_ids.items()
             )
-        )
+        else:
+            (message.token_id,) = token_ids.values()
+        self.outbox.put(cluster_pb2.SchedulerMessage(first_token=message))
 
     def claim(self, request_id: str, generation: int) -> None:
         """Ask for all of a request that the node holds."""

@@ -1,6 +1,7 @@
 """Protobuf messages to core values and back. Pure; every field of a value is carried."""
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 
 from pdd.core.frames import (
     EngineFacts,
@@ -110,6 +111,7 @@ def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
     message = cluster_pb2.TokenFrame(
         request_id=frame.request_id,
         generation=generation,
+        choice_index=frame.choice_index,
         tokens=inference_pb2.Tokens(
             first_token_index=frame.first_token_index,
             token_ids=frame.token_ids,
@@ -134,6 +136,7 @@ def frame_from_proto(message: cluster_pb2.TokenFrame) -> Frame:
         text=tokens.text,
         logprobs=tuple(map(logprobs_from_proto, tokens.logprobs)),
         finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
+        choice_index=message.choice_index,
     )
 
 
@@ -166,6 +169,7 @@ def _is_row(frame: Frame) -> bool:
 
 
 def _columns(rows: list[Said]) -> cluster_pb2.NodeMessage:
+    choices = [frame.choice_index for frame, _ in rows]
     return cluster_pb2.NodeMessage(
         tokens=cluster_pb2.TokenColumns(
             request_ids=[frame.request_id for frame, _ in rows],
@@ -174,6 +178,7 @@ def _columns(rows: list[Said]) -> cluster_pb2.NodeMessage:
             token_ids=[frame.token_ids[0] for frame, _ in rows],
             text_offsets=[frame.text_offset for frame, _ in rows],
             texts=[frame.text for frame, _ in rows],
+            choice_indexes=choices if any(choices) else (),
         )
     )
 
@@ -185,13 +190,15 @@ def frames_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[tuple[int
         ValueError: the columns differ in length.
     """
     # Slices are copied in one go; iterating over the columns themselves is slower.
-    for request_id, generation, index, token_id, offset, text in zip(
+    choices = columns.choice_indexes[:] or repeat(0, len(columns.request_ids))
+    for request_id, generation, index, token_id, offset, text, choice in zip(
         columns.request_ids[:],
         columns.generations[:],
         columns.token_indexes[:],
         columns.token_ids[:],
         columns.text_offsets[:],
         columns.texts[:],
+        choices,
         strict=True,
     ):
         yield (
@@ -202,6 +209,7 @@ def frames_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[tuple[int
                 token_ids=(token_id,),
                 text_offset=offset,
                 text=text,
+                choice_index=choice,
             ),
         )
 

@@ -68,10 +68,12 @@ class Finish:
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """Tokens of one request from one engine step. Nobody changes it once it is made; that is not
-    enforced, because a frozen one takes three times as long to make, and it is made per token.
+    """Tokens of one choice of a request from one engine step. Nobody changes it once it is made;
+    that is not enforced, because a frozen one takes three times as long to make, and it is made per
+    token.
 
-    ``first_token_index``: 0-based index among the request's output tokens.
+    ``choice_index``: which of the request's choices; offsets count within it.
+    ``first_token_index``: 0-based index among the choice's output tokens.
     ``text``: what these tokens add to the output; it begins at character ``text_offset``. Text
     that could yet turn out to be the beginning of a stop string is held back, so ``text``
     may be empty although there are tokens.
@@ -85,3 +87,4 @@ class Frame:
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
+    choice_index: int = 0

@@ -19,6 +19,14 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Forking(StrEnum):
+    """What the choices of one prompt have in common on a node."""
+
+    NONE = ""  # it runs one choice per request
+    SHARED = "shared"  # the prompt's full blocks are there once
+    APART = "apart"  # each choice has blocks of its own
+
+
 class NodeState(StrEnum):
     """What a scheduler may give to a node."""
 

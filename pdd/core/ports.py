@@ -28,7 +28,11 @@ class Sink(Protocol):
         ...
 
     def tokens(self, frame: Frame) -> None:
-        """What is new: begins exactly where the last frame ended, without ``finish``."""
+        """What is new: begins exactly where the last frame of its choice ended.
+
+        Where a request has several choices, the last frame of each has a ``finish``, and perhaps
+        no tokens; the end of a single choice is told by ``ended`` alone.
+        """
         ...
 
     def ended(self, ended: Ended) -> None:

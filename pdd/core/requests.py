@@ -25,6 +25,7 @@ class GenerateRequest:
     ``affinity_key``: the caller's own name for what belongs together (``prompt_cache_key``, else
     ``user``): equal ones go to the same nodes while these have room. ``cache_salt`` and ``tenant``
     keep prefix caches apart. Lower ``priority`` runs earlier.
+    ``choice_count``: outputs wanted for the one prompt (OpenAI's ``n``).
     ``deadline_s``: seconds from acceptance after which the request is ended with an error.
     ``resume``: the front door's own note, which travels with the work and lets another scheduler go
     on with it. Empty: if its scheduler is lost, the request is.
@@ -37,6 +38,7 @@ class GenerateRequest:
     cache_salt: str = ""
     affinity_key: str = ""
     priority: int = 0
+    choice_count: int = 1
     deadline_s: float = 600.0
     resume: bytes = b""
 
@@ -74,7 +76,7 @@ class RequestUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a request ended that finished by itself."""
+    """How a request ended that finished by itself. ``finish``: of the choice that ended last."""
 
     finish: Finish
     usage: RequestUsage

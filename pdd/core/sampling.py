@@ -3,7 +3,7 @@
 Names and meanings are vLLM's ``SamplingParams`` (vllm/sampling_params.py, 0.32).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +52,14 @@ class Sampling:
     def greedy(self) -> bool:
         """True where no noise is drawn (vLLM: temperature below 1e-5)."""
         return self.temperature < 1e-5
+
+    def of_choice(self, choice_index: int) -> "Sampling":
+        """The parameters of one of several choices: each draws with a seed of its own.
+
+        Choice ``i`` has the seed ``seed + i``, as vLLM's children of one request have
+        (vllm/v1/engine/parallel_sampling.py, 0.32), so that choice 0 is the answer without others.
+        Beyond the largest 64-bit number it goes on at the smallest.
+        """
+        if choice_index == 0:
+            return self
+        return replace(self, seed=(self.seed + choice_index + 2**63) % 2**64 - 2**63)

@@ -109,7 +109,7 @@ class BlockLocator:
 
 
 def _of_request(request: Request, stream: RequestStream | None) -> cluster_pb2.LocateBlocksResponse:
-    output_tokens = 0 if stream is None else len(stream.token_ids)
+    output_tokens = 0 if stream is None else stream.token_count
     takes_over = request.phase is Phase.DECODING or request.prefill is None
     owner = request.decode if takes_over else request.prefill
     return cluster_pb2.LocateBlocksResponse(

@@ -10,7 +10,7 @@ A job whose scheduler is lost goes on if another one could take it over (``keep`
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -81,20 +81,24 @@ class HeldJob:
 
 @dataclass(slots=True)
 class _Running:
-    """``keep``: what another scheduler needs to take it over; None: it ends with its own.
+    """``open``: choices that have not ended here, each with its output. ``kept_count``: a prefill
+    job's choices that another node goes on with.
 
-    ``giving``: a claim is being obeyed; what is new is in ``output`` and is given in its turn.
-    ``stop_reason``: why it does not run any more, though it has not ended.
+    ``keep``: what another scheduler needs to take it over; None: it ends with its own, as every
+    job of several choices does. ``giving``: a claim is being obeyed; what is new is in ``output``
+    and is given in its turn. ``stop_reason``: why it does not run any more, though it has not
+    ended.
     """
 
     request_id: RequestId
     generation: int
     job: Job
-    stream: OutputStream
+    open: dict[int, OutputStream]
     reports: JobReports
     submitted_s: float
     task: asyncio.Task[None] | None = None
-    first_token_id: int | None = None
+    first_tokens: dict[int, int] | None = None
+    kept_count: int = 0
     first_output_s: float | None = None
     ready_timer: asyncio.TimerHandle | None = None
     cancelled: bool = field(default=False)
@@ -177,39 +181,46 @@ class NodeJobs:
             request_id=request_id,
             generation=generation,
             job=job,
-            stream=self._make_stream(request_id, job),
+            open={
+                choice.index: self._make_stream(request_id, job, choice.index)
+                for choice in job.choices
+            },
             reports=reports,
             submitted_s=self._clock(),
             home=reports.home,
             keep=keep,
         )
-        running.output.add(job.emitted_token_ids, emitted_logprobs)
+        if keep is not None:
+            running.output.add(job.choices[0].emitted_token_ids, emitted_logprobs)
         self._running[request_id] = running
         self._by_key[job.key] = running
         running.task = asyncio.create_task(self._run(running), name=f"job {job.key}")
         self._tasks.add(running.task)
         running.task.add_done_callback(self._tasks.discard)
 
-    def first_token(
+    def first_tokens(
         self,
         request_id: RequestId,
         generation: int,
-        token_id: int,
+        token_ids: Mapping[int, int],
         *,
         keep: cluster_pb2.FirstToken | None = None,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        """Output token 0 of a decode job. Ignored if the job is gone.
+        """Output token 0 of a decode job's choices; those left out have ended. Ignored if the job
+        is gone.
 
-        ``keep``: as in ``submit``.
+        ``keep``: as in ``submit``. ``logprobs``: of the token of an only choice.
         """
         running = self._running.get(request_id)
         if running is None or running.generation != generation:
             return
-        running.first_token_id = token_id
+        running.first_tokens = dict(token_ids)
+        running.open = {index: one for index, one in running.open.items() if index in token_ids}
         running.first_token, running.first_token_s = keep, self._clock()
-        running.output.add([token_id], logprobs)
-        self._engine.first_token(running.job.key, token_id)
+        if running.keep is not None:
+            running.output.add([*token_ids.values()], logprobs)
+        self._engine.first_tokens(running.job.key, token_ids)
         running.ready_timer = asyncio.get_running_loop().call_later(
             self._transfer_deadline_s, self._on_overdue, running
         )
@@ -249,7 +260,7 @@ class NodeJobs:
                 continue
             running.reports, running.giving = self._nobody, False
             self._hold(running)
-            if running.job.kind is JobKind.DECODE and running.first_token_id is None:
+            if running.job.kind is JobKind.DECODE and running.first_tokens is None:
                 self._stop_held(running, "its first token never came")
         for running in sources:
             if running.keep is None:
@@ -313,12 +324,13 @@ class NodeJobs:
         assert self._crash is not None
         raise self._crash
 
-    def _make_stream(self, request_id: RequestId, job: Job) -> OutputStream:
+    def _make_stream(self, request_id: RequestId, job: Job, choice_index: int = 0) -> OutputStream:
         return OutputStream(
             request_id=request_id,
             prompt_token_ids=job.prompt_token_ids,
             sampling=job.sampling,
             tokenizer=self._tokenizer,
+            choice_index=choice_index,
         )
 
     def _hold(self, running: _Running) -> None:
@@ -440,11 +452,8 @@ class NodeJobs:
 
     async def _generate(self, running: _Running) -> None:
         job = running.job
-        if job.emitted_token_ids:
-            try:
-                running.stream.replay(job.emitted_token_ids)
-            except ValueError as error:  # another process's word, so no bug of this one
-                raise EngineFailed(str(error)) from error
+        for choice in job.choices:
+            self._replay(running.open[choice.index], choice.emitted_token_ids)
         outputs = self._engine.run(job)
         try:
             async for output in outputs:
@@ -454,26 +463,38 @@ class NodeJobs:
         finally:
             await outputs.aclose()
 
+    def _replay(self, stream: OutputStream, token_ids: tuple[int, ...]) -> None:
+        try:
+            stream.replay(token_ids)
+        except ValueError as error:  # another process's word, so no bug of this one
+            raise EngineFailed(str(error)) from error
+
     def _show(self, running: _Running, output: StepOutput) -> bool:
         """Send a step's frame; True when the job is over."""
         now_s = self._clock()
+        stream = running.open.get(output.choice_index)
+        if stream is None:
+            return False  # a step further than the stop string that ended it
         if running.first_output_s is None:
             running.first_output_s = now_s
             if running.first_token_s is None:
                 running.first_token_s = now_s
-            if running.job.kind is JobKind.DECODE:
-                assert running.first_token_id is not None, "decode went on without a first token"
-                running.stream.replay([running.first_token_id])
-        frame = running.stream.push(
-            output.token_ids, output.logprobs, self._engine_finish(running, output)
-        )
+        if running.job.kind is JobKind.DECODE:
+            assert running.first_tokens is not None, "decode went on without a first token"
+            first_token_id = running.first_tokens.pop(output.choice_index, None)
+            if first_token_id is not None:
+                self._replay(stream, (first_token_id,))
+        frame = stream.push(output.token_ids, output.logprobs, self._engine_finish(running, output))
         finish = frame.finish
         if finish is None and running.job.kind is JobKind.PREFILL:
             finish = Finish(reason=FinishReason.HANDOVER)
-            self._remember_source(running)
-        elif finish is not None and running.job.kind is JobKind.PREFILL:
-            self._engine.drop_source(running.job.key, "the first token ended the output")
+            running.kept_count += 1
         if finish is not None:
+            del running.open[output.choice_index]
+            if stream.must_abort and running.open:  # else the whole job is closed
+                self._engine.stop_choice(running.job.key, output.choice_index)
+            if running.job.kind is JobKind.PREFILL and not running.open:
+                self._end_prefill(running)
             facts = self._facts(running, now_s)
             frame = replace(frame, finish=replace(finish, facts=facts))
         if running.keep is not None:
@@ -482,7 +503,7 @@ class NodeJobs:
                 running.output.last, running.ended_s = frame, now_s
         if not running.cancelled and not running.giving:
             running.reports.frame(frame, running.generation)
-        return finish is not None
+        return not running.open
 
     def _engine_finish(self, running: _Running, output: StepOutput) -> Finish | None:
         """The engine's own end, unless it only ended because it was asked for one token."""
@@ -508,7 +529,11 @@ class NodeJobs:
             decode_s=max(now_s - first_s, 0.0),
         )
 
-    def _remember_source(self, running: _Running) -> None:
+    def _end_prefill(self, running: _Running) -> None:
+        """The first tokens of all choices are there: a peer fetches the blocks, or nobody does."""
+        if not running.kept_count:
+            self._engine.drop_source(running.job.key, "the first token ended the output")
+            return
         self._handed_over[running.request_id] = running
         while len(self._handed_over) > _HANDED_OVER_MAX:
             self._handed_over.popitem(last=False)

@@ -17,7 +17,7 @@ from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.node_health import NodeHealth
 from pdd.daemon.node_jobs import HeldJob, JobFailure, JobReports, NodeJobs
 from pdd.daemon.node_peers import NodePeers
-from pdd.engine.port import Engine, EngineInfo, EngineStats, Job, JobFacts
+from pdd.engine.port import Choice, Engine, EngineInfo, EngineStats, Job, JobFacts
 from pdd.rpc.v1 import cluster_pb2
 
 log = structlog.get_logger(__name__)
@@ -86,6 +86,7 @@ class NodeService:
             vocab_size=self._info.vocab_size,
             pid=os.getpid(),
             holds_requests=self._jobs.held_count > 0,
+            forking=self._info.forking,
         )
 
     def scheduler_attached(self, link: SchedulerLink, welcome: cluster_pb2.Welcome) -> None:
@@ -127,10 +128,11 @@ class NodeService:
                     self._jobs.cancel(RequestId(request_id))
             case "first_token":
                 first = message.first_token
-                self._jobs.first_token(
+                tokens = {one.index: one.token_id for one in first.choices}
+                self._jobs.first_tokens(
                     RequestId(first.request_id),
                     first.generation,
-                    first.token_id,
+                    tokens or {0: first.token_id},
                     keep=first,
                     logprobs=tuple(map(logprobs_from_proto, first.frame.tokens.logprobs)),
                 )
@@ -229,7 +231,7 @@ class NodeService:
             submit.generation,
             job,
             self._reports[link],
-            keep=submit if submit.resume else None,
+            keep=submit if submit.resume and len(job.choices) == 1 else None,
             emitted_logprobs=tuple(map(logprobs_from_proto, submit.emitted_logprobs)),
         )
 
@@ -278,7 +280,11 @@ def job_from_submit(submit: cluster_pb2.Submit) -> Job:
         key=_key(submit.request_id, submit.generation),
         kind=kind,
         prompt_token_ids=tuple(submit.prompt_token_ids),
-        emitted_token_ids=tuple(submit.emitted_token_ids),
+        choices=tuple(
+            Choice(index=one.index, emitted_token_ids=tuple(one.emitted_token_ids))
+            for one in submit.choices
+        )
+        or (Choice(emitted_token_ids=tuple(submit.emitted_token_ids)),),
         sampling=sampling_from_submit(submit),
         cache_salt=submit.cache_salt,
         priority=submit.priority,

@@ -9,28 +9,43 @@ Nothing waits here: what is new goes straight on to the front door's sink, which
 from dataclasses import replace
 
 from pdd.core.errors import PddError
-from pdd.core.frames import Frame, TokenLogprobs
+from pdd.core.frames import FinishReason, Frame, TokenLogprobs
 from pdd.core.ports import Sink
 from pdd.core.requests import Ended, Plan
+
+
+class Shown:
+    """What of one choice was shown."""
+
+    __slots__ = ("finished", "logprobs", "text_length", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.text_length = 0
+        self.finished = False
 
 
 class RequestStream:
     """What of a request was shown, and to whom. All on one event loop."""
 
-    __slots__ = ("_ended", "_sink", "first_frame", "logprobs", "text_length", "token_ids")
+    __slots__ = ("_ended", "_sink", "choices", "first_frame")
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, *, choice_count: int = 1) -> None:
         self._sink = sink
         self._ended = False
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
+        self.choices = tuple(Shown() for _ in range(choice_count))
         self.first_frame: Frame | None = None  # a prefill node's, for who goes on
-        self.text_length = 0
 
     @property
     def ended(self) -> bool:
         """Nothing can be added any more."""
         return self._ended
+
+    @property
+    def token_count(self) -> int:
+        """Output tokens that were shown, over all choices."""
+        return sum(len(shown.token_ids) for shown in self.choices)
 
     def plan(self, plan: Plan) -> None:
         """Before any token."""
@@ -41,24 +56,29 @@ class RequestStream:
         """Pass a frame's news on.
 
         Raises:
-            ValueError: the frame begins after what was shown: tokens are missing.
+            ValueError: the frame begins after what was shown: tokens are missing. Or it is of a
+                choice that there is not, or that has ended before.
         """
         assert not self._ended, "tokens after the end"
-        token_ids = self.token_ids
+        if not 0 <= frame.choice_index < len(self.choices):
+            raise ValueError(f"choice {frame.choice_index} of {len(self.choices)}")
+        shown = self.choices[frame.choice_index]
+        token_ids = shown.token_ids
         if (
             frame.first_token_index != len(token_ids)
-            or frame.text_offset != self.text_length
+            or frame.text_offset != shown.text_length
             or frame.finish is not None
+            or shown.finished
             or not frame.token_ids
         ):
-            new = self._unseen(frame)
+            new = self._unseen(frame, shown)
             if new is None:
                 return
             frame = new
         token_ids.extend(frame.token_ids)
-        self.text_length += len(frame.text)
+        shown.text_length += len(frame.text)
         if frame.logprobs:
-            self.logprobs.extend(frame.logprobs)
+            shown.logprobs.extend(frame.logprobs)
         self._sink.tokens(frame)
 
     def end(self, ended: Ended) -> None:
@@ -73,16 +93,29 @@ class RequestStream:
             self._ended = True
             self._sink.failed(error)
 
-    def _unseen(self, frame: Frame) -> Frame | None:
-        seen_tokens = len(self.token_ids) - frame.first_token_index
-        seen_text = self.text_length - frame.text_offset
+    def _unseen(self, frame: Frame, shown: Shown) -> Frame | None:
+        seen_tokens = len(shown.token_ids) - frame.first_token_index
+        seen_text = shown.text_length - frame.text_offset
         if seen_tokens < 0 or seen_text < 0:
             raise ValueError(
                 f"frame begins at token {frame.first_token_index}, character {frame.text_offset}; "
-                f"shown are {len(self.token_ids)} tokens and {self.text_length} characters"
+                f"shown are {len(shown.token_ids)} tokens and {shown.text_length} characters"
             )
-        if seen_tokens >= len(frame.token_ids) and seen_text >= len(frame.text):
+        is_new = seen_tokens < len(frame.token_ids) or seen_text < len(frame.text)
+        if shown.finished:
+            if is_new:
+                raise ValueError(
+                    f"choice {frame.choice_index} has ended, and there are more tokens"
+                )
             return None
+        # A handover is no end to the client. The end of an only choice is told by ``end``.
+        finish = frame.finish
+        if finish is not None:
+            is_handover = finish.reason is FinishReason.HANDOVER
+            finish = None if is_handover or len(self.choices) == 1 else finish
+        if not is_new and finish is None:
+            return None
+        shown.finished = finish is not None
         return replace(
             frame,
             first_token_index=frame.first_token_index + seen_tokens,
@@ -90,5 +123,5 @@ class RequestStream:
             text_offset=frame.text_offset + seen_text,
             text=frame.text[seen_text:],
             logprobs=frame.logprobs[seen_tokens:],
-            finish=None,
+            finish=finish,
         )

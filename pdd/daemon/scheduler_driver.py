@@ -23,7 +23,7 @@ from pdd.control.convert import (
     sampling_to_proto,
 )
 from pdd.core.frames import Frame
-from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
+from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Adopter, Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
 from pdd.daemon.agreed_cordons import AgreedCordons
@@ -139,7 +139,7 @@ class SchedulerDriver:
 
     def start(self, request: GenerateRequest, sink: Sink) -> None:
         """See ``Inference.start``."""
-        self._streams[request.request_id] = RequestStream(sink)
+        self._streams[request.request_id] = RequestStream(sink, choice_count=request.choice_count)
         keys = self._prompt_keys.of(request)
         self._step(RequestArrived(request=request, keys=keys, caller_key=request.affinity_key))
 
@@ -252,6 +252,7 @@ class SchedulerDriver:
                 block_bytes=hello.block_bytes,
                 is_pinned=hello.role_is_pinned,
                 held=running,
+                forking=_forking(hello.forking),
             )
         )
         requests = self._core.requests
@@ -526,11 +527,14 @@ class SchedulerDriver:
 
     def _give_first_token(self, session: NodeSession, effect: GiveFirstToken) -> None:
         stream = self._streams.get(effect.request_id)
-        first = None if stream is None else stream.first_frame
+        if stream is None:
+            return  # its client left in this very step; the cancellation is on its way as an event
+        first = stream.first_frame
         session.first_token(
             effect.request_id,
             effect.generation,
-            effect.token_id,
+            effect.token_ids,
+            has_choices=len(stream.choices) > 1,
             frame=None if first is None else frame_to_proto(first, generation=effect.generation),
         )
 
@@ -553,7 +557,7 @@ class SchedulerDriver:
         stream = self._streams.get(request.request_id)
         if stream is None:
             return  # its client left in this very step; the cancellation is on its way as an event
-        assert effect.kind == "local" or not stream.token_ids, "a shown token cannot travel"
+        assert effect.kind == "local" or not stream.token_count, "a shown token cannot travel"
         submit = cluster_pb2.Submit(
             request_id=request.request_id,
             generation=effect.generation,
@@ -566,9 +570,17 @@ class SchedulerDriver:
             grammar_kind=sampling.grammar.kind if sampling.grammar else "",
             grammar_value=sampling.grammar.value if sampling.grammar else "",
             allowed_token_ids=sampling.allowed_token_ids,
-            emitted_token_ids=stream.token_ids,
             resume=request.resume,
         )
+        if request.choice_count == 1:
+            submit.emitted_token_ids.extend(stream.choices[0].token_ids)
+        else:
+            submit.choices.extend(
+                cluster_pb2.SubmitChoice(
+                    index=index, emitted_token_ids=stream.choices[index].token_ids
+                )
+                for index in effect.choices
+            )
         if request.resume:
             self._add_history(submit, stream)
         if effect.source is not None:
@@ -580,7 +592,7 @@ class SchedulerDriver:
 
     def _add_history(self, submit: cluster_pb2.Submit, stream: RequestStream) -> None:
         """What a scheduler that takes over cannot ask anybody any more."""
-        submit.emitted_logprobs.extend(map(logprobs_to_proto, stream.logprobs))
+        submit.emitted_logprobs.extend(map(logprobs_to_proto, stream.choices[0].logprobs))
         request = self._core.requests.get(RequestId(submit.request_id))
         if request is None:
             return  # it has ended in this very step
@@ -655,6 +667,7 @@ class SchedulerDriver:
             return
         if request.phase is Phase.FINISHED:
             return  # its client had no room for it and has cancelled
+        output_token_count = len(stream.choices[frame.choice_index].token_ids)
         if hands_over(request, node):
             assert frame.finish is not None, "checked by fault()"
             if request.request.resume:
@@ -666,18 +679,19 @@ class SchedulerDriver:
                     node=node,
                     token_id=frame.token_ids[0],
                     finish=frame.finish,
+                    choice_index=frame.choice_index,
                 )
             )
             return
         # The core plans a retry as a resume from here on: exactly when the client has a token.
-        if request.phase is Phase.PREFILLING and stream.token_ids:
+        if request.phase is Phase.PREFILLING and output_token_count:
             self._step(SequenceStarted(request_id=frame.request_id, generation=generation))
-        if frame.finish is None and len(stream.token_ids) >= request.grows_at_tokens:
+        if frame.finish is None and output_token_count >= request.grows_at_tokens:
             self._step(
                 SequenceGrew(
                     request_id=frame.request_id,
                     generation=generation,
-                    output_token_count=len(stream.token_ids),
+                    output_token_count=output_token_count,
                 )
             )
         if frame.finish is not None:
@@ -687,7 +701,8 @@ class SchedulerDriver:
                     generation=generation,
                     node=node,
                     finish=frame.finish,
-                    output_token_count=len(stream.token_ids),
+                    output_token_count=output_token_count,
+                    choice_index=frame.choice_index,
                 )
             )
 
@@ -714,7 +729,7 @@ class SchedulerDriver:
             return
         usage = RequestUsage(
             prompt_tokens=effect.prompt_token_count,
-            completion_tokens=len(stream.token_ids),
+            completion_tokens=stream.token_count,
             cached_tokens=effect.cached_tokens,
             path=effect.plan.path,
             prefill_node=effect.plan.prefill_node,
@@ -787,6 +802,15 @@ class SchedulerDriver:
 def life_of(identity: NodeIdentity) -> tuple[str, int]:
     """What tells one life of a name from another."""
     return identity.uuid, identity.boot_epoch
+
+
+def _forking(name: str) -> Forking:
+    """A newer node's way of it is not counted upon."""
+    try:
+        return Forking(name)
+    except ValueError:
+        log.warning("forking_unknown", forking=name)
+        return Forking.NONE
 
 
 def _failure_kind(name: str) -> FailureKind:

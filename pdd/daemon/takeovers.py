@@ -122,7 +122,7 @@ class Takeovers:
 
     def _read(self, request_id: RequestId, finish: Finish | None) -> None:
         reading = self._reading.pop(request_id)
-        held = replace(reading.held, output_token_count=len(self._streams[request_id].token_ids))
+        held = replace(reading.held, output_token_count=self._streams[request_id].token_count)
         node = reading.session.identity.name
         self._recovered(OutputRecovered(node=node, held=held, finish=finish))
 

@@ -26,6 +26,7 @@ class OutputStream:
         prompt_token_ids: the client's prompt, without any output token.
         first_output_index: where given, ``push`` insists that exactly so many tokens were
             replayed: the index of the first token that this node's engine makes.
+        choice_index: which of the request's choices this is.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class OutputStream:
         sampling: Sampling,
         tokenizer: Tokenizer,
         first_output_index: int | None = None,
+        choice_index: int = 0,
     ) -> None:
         self._request_id = request_id
+        self._choice_index = choice_index
         self._first_output_index = first_output_index
         self._min_tokens = sampling.min_tokens
         self._include_stop = sampling.include_stop_str_in_output
@@ -142,6 +145,7 @@ class OutputStream:
             text=text,
             logprobs=tuple(logprobs[:kept_count]),
             finish=finish,
+            choice_index=self._choice_index,
         )
 
     def _add(self, token_id: int, *, hidden: bool) -> str | None:

@@ -1,14 +1,14 @@
 """What a node daemon needs from an engine. Everything above this interface is the same code for
 every engine."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pdd.connector.params import JobKind, SourceNode
 from pdd.core.blocks import BlockCensus
 from pdd.core.frames import FinishReason, TokenLogprobs
-from pdd.core.identity import NodeIdentity
+from pdd.core.identity import Forking, NodeIdentity
 from pdd.core.sampling import Sampling
 from pdd.engine.cache_events import CacheListener
 from pdd.transfer.pairing import RankConnection, RankLink
@@ -16,7 +16,8 @@ from pdd.transfer.pairing import RankConnection, RankLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Known once an engine is ready. ``block_bytes``: over all layers of all ranks."""
+    """Known once an engine is ready. ``block_bytes``: over all layers of all ranks. ``forking``:
+    what several choices of one job share."""
 
     block_count: int
     block_size: int
@@ -27,20 +28,33 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     ucx_addresses: tuple[bytes, ...]
     fingerprint: dict[str, str]
+    forking: Forking = Forking.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One output of a job.
+
+    ``emitted_token_ids``: output tokens that another node has produced; the engine goes on after
+    them. In a decode job there are none: the first output token comes later, by ``first_tokens``.
+    """
+
+    index: int = 0
+    emitted_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One request's work on one node. ``key`` names it on every node: request id / generation.
 
-    ``emitted_token_ids``: output tokens that another node has produced; the engine goes on after
-    them. A decode job has none: its first output token comes later, by ``first_token``.
+    ``choices``: at least one. The prompt is computed, or comes, once for all of them; each goes on
+    in blocks of its own, with ``sampling.of_choice(index)``.
     """
 
     key: str
     kind: JobKind
     prompt_token_ids: tuple[int, ...]
-    emitted_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...] = (Choice(),)
     sampling: Sampling
     cache_salt: str
     priority: int
@@ -50,12 +64,14 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutput:
-    """New tokens of one job from one engine step. Made per token, so not frozen (see ``Frame``)."""
+    """New tokens of one choice of a job from one engine step. Made per token, so not frozen (see
+    ``Frame``)."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    choice_index: int = 0
 
 
 @dataclass(slots=True)
@@ -101,7 +117,8 @@ class Engine(Protocol):
         ...
 
     def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
-        """The job's outputs. Closing the generator aborts the job in whatever phase it is.
+        """The job's outputs, until every choice has ended or was stopped. Closing the generator
+        aborts the job in whatever phase it is.
 
         Raises:
             InvalidRequest: the engine refuses the parameters; it is untouched.
@@ -109,8 +126,12 @@ class Engine(Protocol):
         """
         ...
 
-    def first_token(self, key: str, token_id: int) -> None:
-        """Give a decode job its output token 0."""
+    def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
+        """Give a decode job output token 0 of each choice that goes on; the others have ended."""
+        ...
+
+    def stop_choice(self, key: str, choice_index: int) -> None:
+        """The job's reader wants no more of a choice. Unknown ones are ignored."""
         ...
 
     def drop_source(self, key: str, reason: str) -> None:

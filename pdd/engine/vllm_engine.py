@@ -10,7 +10,7 @@ Source: vllm/v1/engine/async_llm.py, vLLM 0.32.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,8 @@ class VllmEngine:
         self._facts[job.key] = JobFacts()
         stream = self._llm.generate(
             tokens_input(
-                [*job.prompt_token_ids, *job.emitted_token_ids], cache_salt=job.cache_salt or None
+                [*job.prompt_token_ids, *job.choices[0].emitted_token_ids],
+                cache_salt=job.cache_salt or None,
             ),
             params,
             job.key,
@@ -197,10 +198,14 @@ class VllmEngine:
         finally:
             await stream.aclose()
 
-    def first_token(self, key: str, token_id: int) -> None:
-        """See ``Engine.first_token``."""
+    def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
+        """See ``Engine.first_tokens``."""
         assert self._link is not None
+        (token_id,) = token_ids.values()
         self._link.send_all(FirstToken(key=key, token_id=token_id))
+
+    def stop_choice(self, key: str, choice_index: int) -> None:
+        """See ``Engine.stop_choice``. There is only one, and it is stopped with its job."""
 
     def drop_source(self, key: str, reason: str) -> None:
         """See ``Engine.drop_source``."""

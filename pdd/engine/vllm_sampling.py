@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def first_output_index(job: Job) -> int:
     """Index, among the request's output tokens, of the first one that this engine samples."""
-    return 1 if job.kind is JobKind.DECODE else len(job.emitted_token_ids)
+    return 1 if job.kind is JobKind.DECODE else len(job.choices[0].emitted_token_ids)
 
 
 def sampling_params(job: Job, *, native_seeds: bool) -> "SamplingParams":

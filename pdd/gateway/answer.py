@@ -147,14 +147,14 @@ class Answer:
             assert reply is not None, "prepared"
             if stream is None:
                 reply.collect(frame)
-                self._meter.tokens(len(frame.token_ids), self._clock())
+                self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
                 return
             if not stream.opened:
                 self._first_tokens(stream, reply, frame)
                 return
             events = reply.event(frame)
             if frame.first_token_index >= self._seen_token_count:
-                self._meter.tokens(len(frame.token_ids), self._clock())
+                self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
             if events:
                 stream.send(events)
         except Exception as error:
@@ -207,7 +207,7 @@ class Answer:
         """Headers and the first event leave in one write."""
         events = self._take_opening(reply) + reply.event(frame)
         if frame.first_token_index >= self._seen_token_count:
-            self._meter.tokens(len(frame.token_ids), self._clock())
+            self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
         if events:
             self._open(stream)
             stream.send(events)

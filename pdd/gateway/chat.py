@@ -22,21 +22,21 @@ class ChatReply(Reply):
     def whole_object(self) -> str:
         return "chat.completion"
 
-    def opening_choice(self) -> dict[str, object] | None:
-        return _choice({"role": self.job.role, "content": ""})
+    def opening_choice(self, index: int) -> dict[str, object] | None:
+        return _choice({"role": self.job.role, "content": ""}, index)
 
-    def text_choice(self, text: str) -> dict[str, object]:
-        return _choice({"content": text})
+    def text_choice(self, text: str, index: int) -> dict[str, object]:
+        return _choice({"content": text}, index)
 
-    def end_choice(self, finish: Finish) -> dict[str, object]:
-        choice = _choice({})
+    def end_choice(self, finish: Finish, index: int) -> dict[str, object]:
+        choice = _choice({}, index)
         choice["finish_reason"] = finish_reason_of(finish)
         choice["stop_reason"] = finish.stop_reason
         return choice
 
-    def whole_choice(self, text: str, *, finish: Finish) -> dict[str, object]:
+    def whole_choice(self, text: str, index: int, *, finish: Finish) -> dict[str, object]:
         return {
-            "index": 0,
+            "index": index,
             "message": {"role": self.job.role, "content": text, "refusal": None},
             "logprobs": None,
             "finish_reason": finish_reason_of(finish),
@@ -44,7 +44,7 @@ class ChatReply(Reply):
         }
 
     def logprobs_of(
-        self, tokens: tuple[TokenLogprobs, ...] | list[TokenLogprobs]
+        self, tokens: tuple[TokenLogprobs, ...] | list[TokenLogprobs], index: int
     ) -> dict[str, object]:
         return chat_logprobs(tokens, as_token_ids=self.job.tokens_as_ids)
 
@@ -53,5 +53,5 @@ class ChatReply(Reply):
         document["prompt_token_ids"] = prompt_ids
 
 
-def _choice(delta: dict[str, object]) -> dict[str, object]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+def _choice(delta: dict[str, object], index: int) -> dict[str, object]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

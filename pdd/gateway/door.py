@@ -220,6 +220,7 @@ class Door:
                 cache_salt=fields.cache_salt or "",
                 affinity_key=fields.prompt_cache_key or fields.user or "",
                 priority=fields.priority or 0,
+                choice_count=fields.n or 1,
                 deadline_s=deadline_s,
             ),
             stream=fields.wants_stream,

@@ -9,6 +9,9 @@
 
 The number is that of gRPC's ``next_token_index``. A client sends the last id back as
 ``Last-Event-ID``, and is told what comes behind it.
+
+Of several choices the number counts the tokens of all. That does not say how many of each, so such
+a stream is not continued; repeating its request with its Idempotency-Key tells it from the start.
 """
 
 import re
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
+from pdd.gateway.job import Job
 from pdd.gateway.json_text import shorten
 
 _ID = re.compile(r"(?P<request_id>.{1,128}):(?P<count>0|[1-9][0-9]{0,8})(?P<closing>f?u?)")
@@ -56,6 +60,17 @@ def position_of(last_event_id: str | None, *, request_id: RequestId) -> Position
         is_finished="f" in match["closing"],
         has_usage="u" in match["closing"],
     )
+
+
+def refuse_choices(job: Job) -> None:
+    """Raises InvalidRequest where a position says too little; see the module."""
+    if job.request.choice_count > 1:
+        raise InvalidRequest(
+            f"request {job.request.request_id} has n = {job.request.choice_count} choices and "
+            "cannot be continued in the middle; repeat it as it was, with its Idempotency-Key",
+            field="n",
+            code="not_resumable",
+        )
 
 
 def invalid_position(token_count: int, why: str) -> InvalidRequest:

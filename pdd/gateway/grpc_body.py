@@ -7,7 +7,7 @@ so that HTTP and gRPC allow exactly the same.
 from typing import Any
 
 from pdd.core.errors import InvalidRequest
-from pdd.core.frames import Frame, Logprob, TokenLogprobs
+from pdd.core.frames import Finish, Frame, Logprob, TokenLogprobs
 from pdd.core.requests import Ended, Plan
 from pdd.gateway.json_text import finite_logprob
 from pdd.gateway.reply import finish_reason_of
@@ -40,6 +40,8 @@ def body_of(request: Any) -> dict[str, object]:
         body["model"] = request.model
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
+    if request.HasField("n"):
+        body["n"] = request.n
     _add_sampling(body, request.sampling, chat=is_chat(request))
     match request.WhichOneof("prompt"):
         case "text":
@@ -93,6 +95,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
 def tokens_fields(frame: Frame) -> dict[str, Any]:
     """Fields of ``Tokens``."""
     return {
+        "choice_index": frame.choice_index,
         "first_token_index": frame.first_token_index,
         "token_ids": frame.token_ids,
         "text": frame.text,
@@ -108,8 +111,8 @@ def end_fields(ended: Ended) -> dict[str, Any]:
         RequestFailed: the sequence was cancelled by the cluster.
     """
     usage = ended.usage
-    fields: dict[str, Any] = {
-        "finish_reason": finish_reason_of(ended.finish),
+    return {
+        **_finish_fields(ended.finish),
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
@@ -125,7 +128,20 @@ def end_fields(ended: Ended) -> dict[str, Any]:
             "decode_computed_prompt_tokens": usage.decode_computed_prompt_tokens,
         },
     }
-    stop_reason = ended.finish.stop_reason
+
+
+def choice_end_fields(choice_index: int, finish: Finish) -> dict[str, Any]:
+    """Fields of ``ChoiceEnd``.
+
+    Raises:
+        RequestFailed: the sequence was cancelled by the cluster.
+    """
+    return {"choice_index": choice_index, **_finish_fields(finish)}
+
+
+def _finish_fields(finish: Finish) -> dict[str, Any]:
+    fields: dict[str, Any] = {"finish_reason": finish_reason_of(finish)}
+    stop_reason = finish.stop_reason
     if isinstance(stop_reason, str):
         fields["stop_string"] = stop_reason
     elif stop_reason is not None:

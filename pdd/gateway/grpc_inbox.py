@@ -26,12 +26,13 @@ class ClientStalled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is to be told, in this order. ``frame``: all tokens since the last time, joined.
-    ``passed``: those before, which the client has already."""
+    """What is to be told, in this order. ``frames``: all tokens since the last time, one frame for
+    each choice that has new ones or has ended. ``passed``: those before, which the client has
+    already."""
 
     plan: Plan | None
-    passed: Frame | None
-    frame: Frame | None
+    passed: list[Frame]
+    frames: list[Frame]
     end: Ended | None
 
 
@@ -67,7 +68,7 @@ class GrpcInbox:
         if frame.first_token_index < self._first_index:
             self._pass_over(frame)
             return
-        self._meter.tokens(len(frame.token_ids), self._clock())
+        self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
         if len(self._frames) < WAITING_FRAME_COUNT_MAX:
             self._frames.append(frame)
         elif self._error is None:
@@ -113,11 +114,11 @@ class GrpcInbox:
         news = News(
             plan=self._plan,
             passed=joined(self._passed),
-            frame=joined(self._frames),
+            frames=joined(self._frames),
             end=self._end,
         )
         self._plan, self._passed, self._frames = None, [], []
-        if news.plan is None and news.frame is None and self._error is not None:
+        if news.plan is None and not news.frames and self._error is not None:
             raise self._error
         if self._error is not None:
             self._changed.set()  # to be raised next time

@@ -14,14 +14,21 @@ from pdd.core.ports import Clock, Inference
 from pdd.core.requests import RequestUsage
 from pdd.gateway.door import Door
 from pdd.gateway.errors import edge_of, message_of, retry_after_s
-from pdd.gateway.event_ids import invalid_position
-from pdd.gateway.grpc_body import body_of, end_fields, is_chat, plan_fields, tokens_fields
+from pdd.gateway.event_ids import invalid_position, refuse_choices
+from pdd.gateway.grpc_body import (
+    body_of,
+    choice_end_fields,
+    end_fields,
+    is_chat,
+    plan_fields,
+    tokens_fields,
+)
 from pdd.gateway.grpc_inbox import ClientStalled, GrpcInbox
 from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
 from pdd.gateway.open_requests import OpenRequests
-from pdd.gateway.reply import Progress
+from pdd.gateway.reply import Progress, check_end
 from pdd.gateway.request_ids import new_request_id
 from pdd.gateway.run import Run, RunName
 from pdd.gateway.runs import Runs
@@ -132,8 +139,10 @@ class InferenceServicer:
             if run is None
             else run.job()
         )
+        if first_index:
+            refuse_choices(job)
         request_id = call.request_id
-        progress = Progress()
+        progresses = [Progress() for _ in range(job.request.choice_count)]
         inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock, first_index=first_index)
         if run is None:
             self._inference.start(job.request, inbox)
@@ -145,19 +154,22 @@ class InferenceServicer:
                 news = await inbox.take(not_before_s=written_s + self._settings.grpc_flush_s)
                 if news.plan is not None:
                     await self._write(context, _response(request_id, plan=plan_fields(news.plan)))
-                if news.passed is not None:
-                    progress.advance(news.passed)
-                if news.frame is not None:
-                    progress.advance(news.frame)
-                    await self._write(
-                        context, _response(request_id, tokens=tokens_fields(news.frame))
-                    )
+                for frame in news.passed:
+                    progresses[frame.choice_index].advance(frame)
+                for frame in news.frames:
+                    progresses[frame.choice_index].advance(frame)
+                    if frame.token_ids or frame.text:
+                        tokens = tokens_fields(frame)
+                        await self._write(context, _response(request_id, tokens=tokens))
+                    if frame.finish is not None:
+                        choice_end = choice_end_fields(frame.choice_index, frame.finish)
+                        await self._write(context, _response(request_id, choice_end=choice_end))
                     written_s = self._clock()
                 if news.end is not None:
                     end = end_fields(news.end)
-                    progress.check_end(news.end)
-                    if progress.token_count < first_index:
-                        why = f"the whole output has {progress.token_count} tokens"
+                    check_end(progresses, news.end)
+                    if progresses[0].token_count < first_index:
+                        why = f"the whole output has {progresses[0].token_count} tokens"
                         raise invalid_position(first_index, why)
                     await self._write(context, _response(request_id, end=end))
                     return news.end.usage

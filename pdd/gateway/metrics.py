@@ -116,6 +116,7 @@ class RequestMeter:
 
     __slots__ = (
         "_first_token_s",
+        "_first_tokens_s",
         "_last_token_s",
         "_metrics",
         "_per_token",
@@ -133,7 +134,8 @@ class RequestMeter:
         self._surface = surface
         self._started_s = now_s
         self._first_token_s: float | None = None
-        self._last_token_s = now_s
+        self._first_tokens_s = 0.0  # of all choices, added up
+        self._last_token_s: dict[int, float] = {}  # by choice
         self.path: Path | None = None
         self.tenant = DEFAULT_TENANT
         self.token_count = 0
@@ -146,18 +148,21 @@ class RequestMeter:
     def age_s(self, now_s: float) -> float:
         return now_s - self._started_s
 
-    def tokens(self, count: int, now_s: float) -> None:
-        """``count`` tokens were handed to the client's connection just now."""
+    def tokens(self, count: int, now_s: float, choice_index: int = 0) -> None:
+        """``count`` tokens of a choice were handed to the client's connection just now."""
         if count == 0:
             return
-        if self._first_token_s is None:
-            self._first_token_s = now_s
-            label = "none" if self.path is None else self.path.value
-            self._metrics.ttft.observe(now_s - self._started_s, (label,))
+        last_token_s = self._last_token_s.get(choice_index)
+        if last_token_s is None:
+            if self._first_token_s is None:
+                self._first_token_s = now_s
+                label = "none" if self.path is None else self.path.value
+                self._metrics.ttft.observe(now_s - self._started_s, (label,))
+            self._first_tokens_s += now_s
             self._per_token.sent(count, count - 1, 0.0)
         else:
-            self._per_token.sent(count, count, now_s - self._last_token_s)
-        self._last_token_s = now_s
+            self._per_token.sent(count, count, now_s - last_token_s)
+        self._last_token_s[choice_index] = now_s
         self.token_count += count
 
     def end(self, outcome: str, *, now_s: float, usage: RequestUsage | None = None) -> None:
@@ -173,10 +178,10 @@ class RequestMeter:
         if usage is None:
             return
         self._metrics.e2e.observe(now_s - self._started_s)
-        if self._first_token_s is not None and self.token_count > 1:
-            self._metrics.tpot.observe(
-                (self._last_token_s - self._first_token_s) / (self.token_count - 1)
-            )
+        gap_count = self.token_count - len(self._last_token_s)
+        if gap_count > 0:
+            gaps_s = sum(self._last_token_s.values()) - self._first_tokens_s
+            self._metrics.tpot.observe(gaps_s / gap_count)
         self._metrics.prompt_tokens.add(usage.prompt_tokens)
         self._metrics.cached_prompt_tokens.add(usage.cached_tokens)
         tokens = self._metrics.tenant_tokens

@@ -65,8 +65,7 @@ class Unavailable:
 
 
 _LATER: Mapping[str, Unavailable] = {
-    "n": Unavailable("more than one choice per request", _equals(1)),
-    "best_of": Unavailable("best_of", _equals(1)),
+    "best_of": Unavailable("choosing among more outputs than are shown (n)", _equals(1)),
     "use_beam_search": Unavailable("beam search", _equals(False)),
     "length_penalty": Unavailable("beam search", _equals(1, 1.0)),
     "suffix": Unavailable("text insertion", _equals("")),

@@ -1,4 +1,4 @@
-"""All that a request has said so far, to be told again from any event on.
+"""All that one choice of a request has said so far, to be told again from any event on.
 
 Columns, because whoever keeps a frame for each token of each request soon keeps gigabytes: 4 bytes
 for a token's index and 4 for its text's, and what the token and its text need.
@@ -7,7 +7,7 @@ for a token's index and 4 for its text's, and what the token and its text need.
 from array import array
 from bisect import bisect_left
 
-from pdd.core.frames import Frame, TokenLogprobs
+from pdd.core.frames import Finish, Frame, TokenLogprobs
 from pdd.core.identity import RequestId
 
 
@@ -18,6 +18,8 @@ class Record:
     """
 
     __slots__ = (
+        "_choice_index",
+        "_finish",
         "_logprobs",
         "_request_id",
         "_text_ends",
@@ -27,8 +29,10 @@ class Record:
         "size",
     )
 
-    def __init__(self, request_id: RequestId) -> None:
+    def __init__(self, request_id: RequestId, *, choice_index: int = 0) -> None:
         self._request_id = request_id
+        self._choice_index = choice_index
+        self._finish: Finish | None = None
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -47,6 +51,7 @@ class Record:
         self._texts.append(frame.text)
         self._token_ends.append(frame.first_token_index + len(frame.token_ids))
         self._text_ends.append(frame.text_offset + len(frame.text))
+        self._finish = frame.finish
         self.size += len(frame.token_ids)
         if frame.logprobs:
             self._logprobs.extend(frame.logprobs)
@@ -80,4 +85,6 @@ class Record:
             text_offset=self._text_ends[first],
             text=self._texts[0][self._text_ends[first] : self._text_ends[last]],
             logprobs=tuple(self._logprobs[tokens]),
+            finish=self._finish if last == len(self._token_ends) - 1 else None,
+            choice_index=self._choice_index,
         )

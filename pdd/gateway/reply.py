@@ -3,16 +3,20 @@
 A reply is used in one of two ways: ``opening``, ``event`` per frame, ``closing`` make a stream;
 ``collect`` per frame and ``document`` make a whole answer.
 
+Of several choices each ends with its own event, in the frame that ends it; an only choice ends with
+``closing``, beside the usage.
+
 Every event has an id (``event_ids``). A reply for a client that has seen some of the stream is
 given all frames like any other, and shows nothing up to that client's position.
 
-Invariant, checked for every frame: it begins at the token and the character after the last one,
-and at the end as many tokens were shown as were generated. A gap or an overlap would be text that
-is wrong although the status is 200, so it is an error.
+Invariant, checked for every frame: it begins at the token and the character after the last one of
+its choice, and at the end as many tokens were shown as were generated. A gap or an overlap would be
+text that is wrong although the status is 200, so it is an error.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pdd.core.errors import RequestFailed
 from pdd.core.frames import Finish, FinishReason, Frame, TokenLogprobs
@@ -29,10 +33,11 @@ _HOLE = "\x00text\x00"
 
 @dataclass(slots=True)
 class Progress:
-    """What of a request's output has been shown."""
+    """What of a choice's output has been shown. ``finish``: told by its last frame."""
 
     token_count: int = 0
     char_count: int = 0
+    finish: Finish | None = None
 
     def advance(self, frame: Frame) -> None:
         """Take note of a frame.
@@ -48,18 +53,26 @@ class Progress:
             )
         self.token_count += len(frame.token_ids)
         self.char_count += len(frame.text)
+        self.finish = frame.finish
 
-    def check_end(self, ended: Ended) -> None:
-        """Compare with what the engines counted.
 
-        Raises:
-            RequestFailed: they generated another number of tokens than were shown.
-        """
-        if ended.usage.completion_tokens != self.token_count:
-            raise RequestFailed(
-                f"output lost or doubled: {ended.usage.completion_tokens} tokens were generated, "
-                f"{self.token_count} were shown"
-            )
+def check_end(choices: Sequence[Progress], ended: Ended) -> None:
+    """Compare with what the engines counted.
+
+    Raises:
+        RequestFailed: they generated another number of tokens than were shown, or one of several
+            choices has not ended.
+    """
+    shown = sum(choice.token_count for choice in choices)
+    if ended.usage.completion_tokens != shown:
+        raise RequestFailed(
+            f"output lost or doubled: {ended.usage.completion_tokens} tokens were generated, "
+            f"{shown} were shown"
+        )
+    if len(choices) > 1:
+        open_count = sum(choice.finish is None for choice in choices)
+        if open_count:
+            raise RequestFailed(f"{open_count} of {len(choices)} choices have not ended")
 
 
 def finish_reason_of(finish: Finish) -> str:
@@ -73,29 +86,37 @@ def finish_reason_of(finish: Finish) -> str:
     return finish.reason.value
 
 
+@dataclass(slots=True)
+class _Choice:
+    """One output on its way. ``before`` and ``after`` make a plain event of a text."""
+
+    progress: Progress = field(default_factory=Progress)
+    before: bytes = b""
+    after: bytes = b""
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
 class Reply(ABC):
     """The shape of one answer. Subclasses say where text, logprobs and ids stand in it."""
 
     __slots__ = (
-        "_after",
-        "_before",
+        "_choices",
         "_id_before",
         "_is_plain",
-        "_logprobs",
         "_model_name",
         "_position",
         "_prompt_ids_shown",
         "_request_id",
-        "_texts",
-        "_token_ids",
+        "_token_count",
         "job",
-        "progress",
     )
 
     def __init__(self, job: Job, *, model_name: str, position: Position = START) -> None:
         """``position``: what of the stream its client has seen already."""
         self.job = job
-        self.progress = Progress()
+        self._choices = [_Choice() for _ in range(job.request.choice_count)]
         self._model_name = model_name
         self._position = position
         self._request_id = job.request.request_id.encode()
@@ -107,61 +128,69 @@ class Reply(ABC):
             and not job.running_usage
         )
         self._id_before = b"id: %b:" % self._request_id
-        self._before, self._after = b"", b""
+        self._token_count = 0
         if job.stream and self._is_plain:
-            self._before, self._after = sse.template(
-                self.chunk([self.text_choice(_HOLE)]), hole=_HOLE
-            )
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
+            for index, choice in enumerate(self._choices):
+                choice.before, choice.after = sse.template(
+                    self.chunk([self.text_choice(_HOLE, index)]), hole=_HOLE
+                )
 
     @property
     def completion_tokens(self) -> int:
-        return self.progress.token_count
+        return sum(choice.progress.token_count for choice in self._choices)
 
     # A stream.
 
     def opening(self) -> bytes:
         """Events before the first token."""
-        choice = None if self._position.is_opened else self.opening_choice()
-        return b"" if choice is None else self._choice_event(choice)
+        if self._position.is_opened:
+            return b""
+        choices = map(self.opening_choice, range(len(self._choices)))
+        return b"".join(self._choice_event(choice) for choice in choices if choice is not None)
 
     def event(self, frame: Frame) -> bytes:
         """What the client gets for one frame; b"" when its text is held back, or was seen."""
-        self.progress.advance(frame)
+        choice = self._choices[frame.choice_index]
+        choice.progress.advance(frame)
+        self._token_count += len(frame.token_ids)
         if frame.first_token_index < self._position.token_count:
             self._pass_over(frame)
             return b""
+        if frame.finish is not None:
+            events = self._text_event(choice, frame) if frame.token_ids or frame.text else b""
+            return events + self._choice_event(self.end_choice(frame.finish, frame.choice_index))
+        return self._text_event(choice, frame)
+
+    def _text_event(self, choice: _Choice, frame: Frame) -> bytes:
         if self._is_plain:
             if not frame.text:
                 return b""
             return b"".join(
                 (
                     self._id_before,
-                    b"%d" % self.progress.token_count,
-                    self._before,
+                    b"%d" % self._token_count,
+                    choice.before,
                     json_string(frame.text),
-                    self._after,
+                    choice.after,
                 )
             )
-        choice = self.text_choice(frame.text)
+        shown = self.text_choice(frame.text, frame.choice_index)
         if self.job.request.sampling.logprobs is not None:
-            choice["logprobs"] = self.logprobs_of(frame.logprobs)
+            shown["logprobs"] = self.logprobs_of(frame.logprobs, frame.choice_index)
         if self.job.return_token_ids:
-            choice["token_ids"] = list(frame.token_ids)
-        return self._choice_event(choice)
+            shown["token_ids"] = list(frame.token_ids)
+        return self._choice_event(shown)
 
     def closing(self, ended: Ended) -> bytes:
         """The events after the last token: the reason, the usage if asked for, and DONE."""
-        choice = self.end_choice(ended.finish)
-        self.progress.check_end(ended)
-        if self.progress.token_count < self._position.token_count:
-            why = f"the whole output has {self.progress.token_count} tokens"
+        only = self.end_choice(ended.finish, 0) if len(self._choices) == 1 else None
+        check_end([choice.progress for choice in self._choices], ended)
+        if self._token_count < self._position.token_count:
+            why = f"the whole output has {self._token_count} tokens"
             raise invalid_position(self._position.token_count, why)
         events = b""
-        if not self._position.is_finished:
-            events += self._choice_event(choice, closing=b"f")
+        if only is not None and not self._position.is_finished:
+            events += self._choice_event(only, closing=b"f")
         if self.job.usage_chunk and not self._position.has_usage:
             usage = {**self.chunk([]), "usage": self.usage(ended)}
             events += sse.event(usage, event_id=self._event_id(b"fu"))
@@ -175,22 +204,30 @@ class Reply(ABC):
 
     def collect(self, frame: Frame) -> None:
         """Keep a frame for the document."""
-        self.progress.advance(frame)
-        self._texts.append(frame.text)
+        choice = self._choices[frame.choice_index]
+        choice.progress.advance(frame)
+        choice.texts.append(frame.text)
         if self.job.return_token_ids:
-            self._token_ids.extend(frame.token_ids)
-        self._logprobs.extend(frame.logprobs)
+            choice.token_ids.extend(frame.token_ids)
+        choice.logprobs.extend(frame.logprobs)
 
     def document(self, ended: Ended) -> bytes:
         """The answer as one JSON document."""
-        choice = self.whole_choice("".join(self._texts), finish=ended.finish)
-        self.progress.check_end(ended)
-        if self.job.request.sampling.logprobs is not None:
-            choice["logprobs"] = self.logprobs_of(self._logprobs)
-        if self.job.return_token_ids:
-            choice["token_ids"] = self._token_ids
-        answer = self._with_prompt_ids({**self._frame(self.whole_object), "choices": [choice]})
+        choices = [
+            self._whole(choice, choice.progress.finish or ended.finish, index)
+            for index, choice in enumerate(self._choices)
+        ]
+        check_end([choice.progress for choice in self._choices], ended)
+        answer = self._with_prompt_ids({**self._frame(self.whole_object), "choices": choices})
         return json_bytes({**answer, "usage": self.usage(ended)})
+
+    def _whole(self, choice: _Choice, finish: Finish, index: int) -> dict[str, object]:
+        shown = self.whole_choice("".join(choice.texts), index, finish=finish)
+        if self.job.request.sampling.logprobs is not None:
+            shown["logprobs"] = self.logprobs_of(choice.logprobs, index)
+        if self.job.return_token_ids:
+            shown["token_ids"] = choice.token_ids
+        return shown
 
     # The parts.
 
@@ -210,26 +247,26 @@ class Reply(ABC):
         """``object`` of a whole answer."""
 
     @abstractmethod
-    def opening_choice(self) -> dict[str, object] | None:
-        """A stream's first choice, if it has one before the first token."""
+    def opening_choice(self, index: int) -> dict[str, object] | None:
+        """A stream's first choice of that index, if it has one before the first token."""
 
     @abstractmethod
-    def text_choice(self, text: str) -> dict[str, object]:
+    def text_choice(self, text: str, index: int) -> dict[str, object]:
         """A stream's choice with some text and no end."""
 
     @abstractmethod
-    def end_choice(self, finish: Finish) -> dict[str, object]:
+    def end_choice(self, finish: Finish, index: int) -> dict[str, object]:
         """A stream's last choice."""
 
     @abstractmethod
-    def whole_choice(self, text: str, *, finish: Finish) -> dict[str, object]:
+    def whole_choice(self, text: str, index: int, *, finish: Finish) -> dict[str, object]:
         """The choice of a whole answer."""
 
     @abstractmethod
     def logprobs_of(
-        self, tokens: tuple[TokenLogprobs, ...] | list[TokenLogprobs]
+        self, tokens: tuple[TokenLogprobs, ...] | list[TokenLogprobs], index: int
     ) -> dict[str, object]:
-        """The endpoint's shape of logprobs for the next tokens."""
+        """The endpoint's shape of logprobs for the next tokens of a choice."""
 
     @abstractmethod
     def put_prompt_ids(self, document: dict[str, object], prompt_ids: list[int]) -> None:
@@ -255,7 +292,7 @@ class Reply(ABC):
         return sse.event(document, event_id=self._event_id(closing))
 
     def _event_id(self, closing: bytes = b"") -> bytes:
-        return b"%b:%d%b" % (self._request_id, self.progress.token_count, closing)
+        return b"%b:%d%b" % (self._request_id, self._token_count, closing)
 
     def _pass_over(self, frame: Frame) -> None:
         """What its client has seen: only what runs on over the events is taken from it.
@@ -263,10 +300,10 @@ class Reply(ABC):
         Raises:
             InvalidRequest: the client's position is in the middle of the frame.
         """
-        if self.progress.token_count > self._position.token_count:
+        if self._token_count > self._position.token_count:
             raise invalid_position(self._position.token_count, "no event ended there")
         if self.job.request.sampling.logprobs is not None:
-            self.logprobs_of(frame.logprobs)
+            self.logprobs_of(frame.logprobs, frame.choice_index)
 
     def _with_prompt_ids(self, document: dict[str, object]) -> dict[str, object]:
         """The prompt's ids go with the first document that has a choice, once."""
@@ -279,6 +316,6 @@ class Reply(ABC):
         if self.job.running_usage:
             document["usage"] = token_counts(
                 prompt_tokens=len(self.job.request.prompt_token_ids),
-                completion_tokens=self.progress.token_count,
+                completion_tokens=self.completion_tokens,
             )
         return document

@@ -7,7 +7,7 @@ from typing import Protocol
 from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
 from pdd.gateway.body import read_json_object
-from pdd.gateway.event_ids import START, Position, position_of
+from pdd.gateway.event_ids import START, Position, position_of, refuse_choices
 from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
@@ -93,5 +93,7 @@ class StreamEndpoint:
                 "with its Idempotency-Key",
                 code="not_a_stream",
             )
+        if position is not START:
+            refuse_choices(job)
         reply = endpoint.make_reply(job, position)
         return Opened(job=job, reply=reply, run=run, position=position)

@@ -63,7 +63,7 @@ class Run:
         self._waiting_count = 0
         self._prompt_token_count = 0
         self._plan: Plan | None = None
-        self._record = Record(request_id)
+        self._records = [Record(request_id)]
         self._end: Ended | None = None
         self._error: PddError | None = None
         self._is_over = False
@@ -77,7 +77,7 @@ class Run:
     @property
     def size(self) -> int:
         """Tokens, those of the prompt too, and log probabilities that are kept."""
-        return self._prompt_token_count + self._record.size
+        return self._prompt_token_count + sum(record.size for record in self._records)
 
     def begin(self, prepare: Callable[[], Awaitable[Job]]) -> None:
         """Prepare and start; not in a client's task, for that client may leave."""
@@ -107,20 +107,24 @@ class Run:
     def listen(self, sink: Sink, *, cut: int = 0) -> None:
         """Tell a sink all that was said, then what will be.
 
-        ``cut``: a token index at which the sink wants one frame to end and the next one to begin.
+        ``cut``: a token index at which the sink wants one frame to end and the next one to begin;
+        0 where there are several choices.
 
         Raises:
             InvalidRequest: the cut is behind all that was ever said. (A run that was taken over may
                 have said more to its first scheduler: its sinks find out as they are told.)
         """
-        if cut > self._record.token_count and (self._is_over or not self._is_retold):
-            raise invalid_position(cut, f"{self._record.token_count} were told so far")
+        told = self._records[0].token_count
+        if cut > told and (self._is_over or not self._is_retold):
+            raise invalid_position(cut, f"{told} were told so far")
         self._stop_timer()
         self._listeners[sink] = None
         if self._plan is not None:
             sink.planned(self._plan)
-        for frame in self._record.parts(cut):
-            sink.tokens(frame)
+        for record in self._records:
+            for frame in record.parts(cut):
+                if sink in self._listeners:
+                    sink.tokens(frame)
         if sink not in self._listeners:
             return  # it has left at something that it was told
         if self._end is not None:
@@ -166,13 +170,14 @@ class Run:
             sink.planned(plan)
 
     def tokens(self, frame: Frame) -> None:
-        self._record.add(frame)
+        self._records[frame.choice_index].add(frame)
         for sink in list(self._listeners):
             sink.tokens(frame)
 
     def ended(self, ended: Ended) -> None:
         self._end = ended
-        self._record.compact()
+        for record in self._records:
+            record.compact()
         for sink in self._finish(""):
             sink.ended(ended)
 
@@ -193,6 +198,9 @@ class Run:
             return
         self._task = None
         self._prompt_token_count = len(job.request.prompt_token_ids)
+        self._records = [
+            Record(self.request_id, choice_index=index) for index in range(job.request.choice_count)
+        ]
         self._job.set_result(job)
         try:
             self._inference.start(job.request, self)

@@ -18,6 +18,9 @@ from pdd.gateway.served import ServedModel
 
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_CHOICES = 128
+"""As OpenAI's. A cluster whose decode nodes run fewer sequences at once refuses earlier."""
+
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -54,6 +57,7 @@ class SharedFields(BaseModel):
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)

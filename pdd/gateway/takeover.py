@@ -20,8 +20,11 @@ _TEXTS = ("echo_text", "role")
 
 
 def with_note(job: Job, name: RunName) -> Job:
-    """The job, whose request carries along what ``from_note`` needs."""
+    """The job, whose request carries along what ``from_note`` needs. One of several choices carries
+    nothing: it ends with its scheduler."""
     request = job.request
+    if request.choice_count > 1:
+        return job
     note: bytes = msgpack.packb(
         {
             "version": NOTE_VERSION,

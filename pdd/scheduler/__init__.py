@@ -9,6 +9,31 @@ One object, ``core.SchedulerCore``, owns the life of every request:
        ◄────────── a node it needs is lost or fails: next generation, placed anew          │
        └─ rejected, cancelled, past its deadline, out of attempts ─────────────────────────┘
 
+A request with several choices (``n``) is one request here: one lease, one attempt at a time. ::
+
+    prefill node   prompt once ──► n first tokens, drawn with seed, seed + 1 ... ──► client
+         │ one transfer                │ GiveFirstToken: of all that have not ended
+         ▼                             ▼
+    decode node    prompt's blocks ──► fork: full blocks shared, the last one copied ──► n outputs
+
+===============================  =================================================================
+what happens                     what is done
+===============================  =================================================================
+one choice ends before others    its end is told at once, its part of the lease is free, the others
+                                 go on; the request completes with its last choice
+its first token ends it          it is not handed over; if all end so, nothing is decoded
+the engine fails one choice      the attempt fails as a whole; all open choices are resumed
+a node is lost, or preempted     next generation, with what each open choice has emitted; tokens
+by ``growth``                    that were shown are not sampled again, ended choices not run again
+... between two first tokens     likewise: the client may have one, so the prompt is computed where
+                                 the output goes on (path local)
+the client leaves                one cancel per node ends all choices in whatever phase they are
+no block for a fork's copy       (in the engine) that choice waits and computes what is not cached;
+                                 ``decode_computed_prompt_tokens`` says so
+more than any node can run       400 naming ``n``, before anything is started
+an older node                    does not say that it forks, and is given single choices only
+===============================  =================================================================
+
 Every attempt has a generation; what an older generation's node still says is ignored. Load is
 derived from leases that live requests hold, never from counters that could leak.
 """

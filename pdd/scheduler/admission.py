@@ -79,6 +79,7 @@ def ask(state: State, request: Request, now_s: float) -> Question:
         request=request.request,
         granted_output_tokens=granted,
         now_s=now_s,
+        choice_count=len(request.open_choices),
         keys=request.keys,
         caller=request.caller,
         is_long=is_long,
@@ -94,6 +95,7 @@ class _Refused:
 
     tokens: int
     growth_tokens: int
+    choice_count: int
     is_long: bool
     is_local: bool
 
@@ -102,6 +104,7 @@ class _Refused:
         return (
             self.tokens <= other.tokens
             and self.growth_tokens <= other.growth_tokens
+            and self.choice_count <= other.choice_count
             and (self.is_long, self.is_local) == (other.is_long, other.is_local)
         )
 
@@ -164,6 +167,7 @@ def _shape(question: Question) -> _Refused:
     return _Refused(
         tokens=tokens,
         growth_tokens=question.request.sampling.max_tokens - question.granted_output_tokens,
+        choice_count=question.choice_count,
         is_long=question.is_long,
         is_local=bool(question.resumes) or looks_back(question.request.sampling) is not None,
     )
@@ -204,17 +208,24 @@ def _keep(
 
 def _refusal(state: State, request: GenerateRequest, verdict: NoRoom) -> PddError:
     """The client's fault only if no decode node that is known could ever hold the request."""
-    tokens = len(request.prompt_token_ids) + request.sampling.max_tokens
     decodes = [node for node in state.nodes.values() if node.role is Role.DECODE]
     absent = sorted(
-        node.name for node in decodes if not node.takes_work and tokens <= node.token_count_max()
+        node.name
+        for node in decodes
+        if not node.takes_work
+        and node.can_hold(
+            prompt_token_count=len(request.prompt_token_ids),
+            output_token_count=request.sampling.max_tokens,
+            choice_count=request.choice_count,
+        )
     )
     if absent:
         return NodeUnavailable(
             f"{verdict.reason}; {absent[0]} could hold it and is not ready: try again later"
         )
     if any(node.takes_work for node in decodes):
-        return InvalidRequest(verdict.reason, field="max_tokens", code="context_length_exceeded")
+        code = "context_length_exceeded" if verdict.field == "max_tokens" else "invalid_value"
+        return InvalidRequest(verdict.reason, field=verdict.field, code=code)
     return NodeUnavailable(f"{verdict.reason}: start one, or try again later")
 
 

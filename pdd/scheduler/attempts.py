@@ -7,7 +7,7 @@ from pdd.core.frames import FinishReason
 from pdd.core.identity import NodeName
 from pdd.core.requests import Path, Plan
 from pdd.scheduler.effects import Announce, Cancel, Effect, GiveFirstToken, Submit
-from pdd.scheduler.endings import complete, fail, too_late
+from pdd.scheduler.endings import complete, fail, shrink_leases, too_late
 from pdd.scheduler.events import (
     DecodeReady,
     FailureKind,
@@ -35,6 +35,7 @@ def start(state: State, request: Request, question: Question, placement: Placeme
     if request.blocked_s is not None:
         request.waited_for_prefill = state.roles.waits_for_prefill
     request.blocked_s = None
+    request.first_tokens = {}
     state.counts.placed += 1
     state.policy.remember(question, placement)
     request.prefill = placement.prefill.name if placement.prefill else None
@@ -71,6 +72,7 @@ def _lease(
         request.id,
         blocks=candidate.blocks,
         claim=candidate.claim,
+        sequence_count=question.choice_count,
         queued_tokens=candidate.remainder_tokens if computes else 0,
         is_long=question.is_long or is_large(candidate, state.settings.policy),
         now_s=question.now_s,
@@ -87,25 +89,36 @@ def _submit(request: Request, node: Node, kind: str, now_s: float) -> Submit:
         kind=kind,
         source=request.prefill if kind == "decode" else None,
         deadline_s=max(request.deadline_s - now_s, 0.1),
+        choices=request.open_choices,
     )
 
 
 def first_token(state: State, event: FirstTokenSampled, now_s: float) -> list[Effect]:
-    """The prefill node is done: the decode node needs the token, or there is nothing more to do."""
+    """The prefill node has the first token of a choice. When it has those of all, the decode node
+    needs them, or there is nothing more to do."""
     request = state.current(event.request_id, event.generation)
     if request is None or request.phase is not Phase.PREFILLING:
         return []
-    if event.node != request.prefill:
+    choice = event.choice_index
+    if event.node != request.prefill or not request.awaits_first_token(choice):
         return []
-    request.first_token_s = now_s
-    request.first_token_generation = event.generation
+    if request.first_token_s is None:
+        request.first_token_s = now_s
+        request.first_token_generation = event.generation
     request.prefill_facts = event.finish.facts
     _prompt_computed(
         state, request, event.node, now_s, computed_tokens=event.finish.facts.computed_prompt_tokens
     )
-    if event.finish.reason is not FinishReason.HANDOVER:
-        ends.finished(state, request, now_s, output_token_count=1)
-        return complete(state, request, event.finish, event.node, now_s)
+    if event.finish.reason is FinishReason.HANDOVER:
+        request.first_tokens[choice] = event.token_id
+    else:
+        request.close_choice(choice)
+        if not request.open_choices:
+            ends.finished(state, request, now_s, output_token_count=1)
+            return complete(state, request, event.finish, event.node, now_s)
+        shrink_leases(state, request)
+    if any(request.awaits_first_token(one) for one in request.open_choices):
+        return []
     assert request.decode is not None
     request.enter(Phase.TRANSFERRING)
     return [
@@ -113,7 +126,7 @@ def first_token(state: State, event: FirstTokenSampled, now_s: float) -> list[Ef
             node=request.decode,
             request_id=event.request_id,
             generation=event.generation,
-            token_id=event.token_id,
+            token_ids=dict(request.first_tokens),
         )
     ]
 

@@ -4,6 +4,7 @@ A failed effect (a node whose stream broke meanwhile) needs no answer: the loss 
 back as an event of its own.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdd.core.errors import PddError
@@ -15,7 +16,8 @@ from pdd.scheduler.roles.book import RoleNews
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """Start a job. ``kind`` as in ``Submit.kind`` of cluster.proto.
+    """Start a job for ``choices``, those of the request that have not ended. ``kind`` as in
+    ``Submit.kind`` of cluster.proto.
 
     ``source``: for a decode job, the node whose blocks it waits for. ``deadline_s``: time left.
     The driver adds the output tokens that the client has already.
@@ -27,6 +29,7 @@ class Submit:
     kind: str
     source: NodeName | None
     deadline_s: float
+    choices: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +42,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveFirstToken:
-    """Hand output token 0 to the decode node."""
+    """Hand output token 0 of every choice that goes on to the decode node, by choice."""
 
     node: NodeName
     request_id: RequestId
     generation: int
-    token_id: int
+    token_ids: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

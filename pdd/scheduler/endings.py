@@ -57,13 +57,41 @@ def complete(
 
 
 def finished(state: State, event: SequenceFinished, now_s: float) -> list[Effect]:
-    """The node that generates has said the last token."""
+    """The node that generates has said the last token of a choice; perhaps the last at all."""
     request = state.current(event.request_id, event.generation)
     if request is None or request.phase is Phase.QUEUED or event.node != request.runs_on():
         return []
+    if event.choice_index not in request.open_choices:
+        return []
     _learn_from(state, request, event, now_s)
+    request.close_choice(event.choice_index)
+    if request.open_choices:
+        shrink_leases(state, request)
+        return []
     ends.finished(state, request, now_s, output_token_count=event.output_token_count)
     return complete(state, request, event.finish, event.node, now_s)
+
+
+def shrink_leases(state: State, request: Request) -> None:
+    """A choice has ended before the others: its own blocks are free for somebody else."""
+    count = len(request.open_choices)
+    prompt_token_count = len(request.request.prompt_token_ids)
+    for name, granted, longest in (
+        (request.prefill, 1, 1),
+        (request.decode, request.granted_tokens, request.request.sampling.max_tokens),
+    ):
+        node = state.nodes.get(name) if name is not None else None
+        if node is None or request.id not in node.leases:
+            continue
+        blocks, claim = (
+            node.choice_blocks(
+                prompt_token_count=prompt_token_count,
+                output_token_count=tokens,
+                choice_count=count,
+            )
+            for tokens in (granted, longest)
+        )
+        node.shrink(request.id, blocks=blocks, claim=claim)
 
 
 def _learn_from(state: State, request: Request, event: SequenceFinished, now_s: float) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.core.frames import EngineFacts, Finish
-from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
+from pdd.core.identity import Forking, NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
 
 
@@ -34,7 +34,8 @@ class NodeJoined:
     """A node attached. A former life of the same name is gone.
 
     ``role``: as its configuration names it; ``is_pinned``: and no other. ``block_size`` in tokens,
-    ``block_bytes`` over all layers and ranks, 0 where it is not known.
+    ``block_bytes`` over all layers and ranks, 0 where it is not known. ``forking``: what several
+    choices of one prompt share there.
     ``held``: sequences that run there and belong to nobody; they are taken over.
     """
 
@@ -48,6 +49,7 @@ class NodeJoined:
     block_bytes: int = 0
     is_pinned: bool = False
     held: tuple[HeldSequence, ...] = ()
+    forking: Forking = Forking.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +106,14 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenSampled:
-    """Output token 0 exists. ``finish`` is set unless another node goes on."""
+    """Output token 0 of a choice exists. ``finish`` is a handover if another node goes on."""
 
     request_id: RequestId
     generation: int
     node: NodeName
     token_id: int
     finish: Finish
+    choice_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +139,9 @@ class SequenceStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceFinished:
-    """The node that generates says that the output is complete.
+    """The node that generates says that the output of a choice is complete.
 
-    ``output_token_count``: over all attempts; 0 where it is not known.
+    ``output_token_count``: of the choice, over all attempts; 0 where it is not known.
     """
 
     request_id: RequestId
@@ -146,13 +149,14 @@ class SequenceFinished:
     node: NodeName
     finish: Finish
     output_token_count: int = 0
+    choice_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceGrew:
-    """An output has reached ``Request.grows_at_tokens``.
+    """The output of a choice has reached ``Request.grows_at_tokens``.
 
-    ``output_token_count``: over all attempts.
+    ``output_token_count``: of that choice, over all attempts.
     """
 
     request_id: RequestId

@@ -29,6 +29,8 @@ def hands_over(request: Request, node: NodeName) -> bool:
 
 def fault(frame: Frame, request: Request, node: NodeName) -> str | None:
     """What is wrong with a frame of a node that takes part; None if nothing is."""
+    if not 0 <= frame.choice_index < request.request.choice_count:
+        return f"choice {frame.choice_index} of {request.request.choice_count} was not asked for"
     reason = frame.finish.reason if frame.finish is not None else None
     if reason is FinishReason.ABORT:
         return "the node gave the request up by itself"

@@ -39,7 +39,11 @@ def grew(state: State, event: SequenceGrew) -> list[Effect]:
     node = state.nodes[request.decode]
     step = max(request.granted_tokens // 2, _GROWTH_TOKENS_MIN)
     granted = min(max(request.granted_tokens, event.output_token_count) + step, max_tokens)
-    blocks = node.blocks_for(len(request.request.prompt_token_ids) + granted)
+    blocks = node.choice_blocks(
+        prompt_token_count=len(request.request.prompt_token_ids),
+        output_token_count=granted,
+        choice_count=len(request.open_choices),
+    )
     effects: list[Effect] = []
     while blocks - node.leases[request.id] > node.unleased_block_count():
         giver = youngest_growing(state, node)

@@ -16,7 +16,12 @@ def check(state: State) -> None:
             assert runs_on is not None, f"{request_id} runs nowhere"
             assert request_id in state.nodes[runs_on].leases, f"{request_id} holds no lease"
             node = state.nodes[runs_on]
-            grown = node.blocks_for(len(request.request.prompt_token_ids) + request.granted_tokens)
+            grown = node.choice_blocks(
+                prompt_token_count=len(request.request.prompt_token_ids),
+                output_token_count=request.granted_tokens,
+                choice_count=len(request.open_choices),
+            )
+            assert node.sequences[request_id] == len(request.open_choices), request_id
             if request.decode is not None:
                 assert node.leases[request_id] == grown, f"{request_id}: lease and grant differ"
     if state.kept_for is not None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
+from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
 
 
 @dataclass(slots=True, kw_only=True)
@@ -12,6 +12,7 @@ class Node:
     Invariant: a request holds a lease exactly while a job of its present generation may run here.
     ``claims``: what the longest output of each would need; a lease may grow up to it. ``long``:
     requests whose lease is large or that run longer than expected; they share a part of the node.
+    ``sequences``: choices of each that run or may run here.
     ``queued_tokens``: prompt tokens to compute, per request that has no token yet.
     ``inbound_bytes``: KV bytes on their way here. ``block_bytes`` is 0 where it is not known.
     ``role``: its present duty, ``home_role``: the one that its configuration names (``is_pinned``:
@@ -31,6 +32,7 @@ class Node:
     block_bytes: int = 0
     next_role: Role | None = None
     is_pinned: bool = False
+    forking: Forking = Forking.NONE
     state: NodeState = NodeState.READY
     state_reason: str = ""
     free_block_count: int = 0
@@ -39,6 +41,7 @@ class Node:
     cache_generation: int = 0
     leases: dict[RequestId, int] = field(default_factory=dict)
     claims: dict[RequestId, int] = field(default_factory=dict)
+    sequences: dict[RequestId, int] = field(default_factory=dict)
     long: dict[RequestId, None] = field(default_factory=dict)
     queued_tokens: dict[RequestId, int] = field(default_factory=dict)
     inbound_bytes: dict[RequestId, int] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Node:
     _claimed: int = 0
     _queued: int = 0
     _inbound: int = 0
+    _sequences: int = 0
     name: NodeName = field(init=False)
     usable_block_count: int = field(init=False)
 
@@ -69,6 +73,44 @@ class Node:
     def blocks_for(self, token_count: int) -> int:
         """Blocks that hold ``token_count`` tokens."""
         return -(-token_count // self.block_size)
+
+    def choice_blocks(
+        self, *, prompt_token_count: int, output_token_count: int, choice_count: int
+    ) -> int:
+        """Blocks of a prompt with so many outputs, each that long.
+
+        A prompt's last block that is not full is each output's own: they go on writing in it.
+        """
+        blocks = self.blocks_for(prompt_token_count + output_token_count)
+        if choice_count == 1:
+            return blocks
+        is_shared = self.forking is Forking.SHARED
+        shared = prompt_token_count // self.block_size if is_shared else 0
+        return shared + choice_count * (blocks - shared)
+
+    def can_hold(
+        self, *, prompt_token_count: int, output_token_count: int, choice_count: int
+    ) -> bool:
+        """Whether it could run these, were it empty."""
+        if prompt_token_count + output_token_count > self.token_count_max():
+            return False
+        if choice_count == 1:
+            return True
+        blocks = self.choice_blocks(
+            prompt_token_count=prompt_token_count,
+            output_token_count=output_token_count,
+            choice_count=choice_count,
+        )
+        return (
+            self.forking is not Forking.NONE
+            and choice_count <= self.max_num_seqs
+            and blocks <= self.usable_block_count
+        )
+
+    @property
+    def sequence_count(self) -> int:
+        """Choices of all requests that run or may run here."""
+        return self._sequences
 
     def token_count_max(self) -> int:
         """The longest sequence, prompt and output, that an empty node can run."""
@@ -93,6 +135,7 @@ class Node:
         blocks: int,
         queued_tokens: int,
         claim: int | None = None,
+        sequence_count: int = 1,
         is_long: bool = False,
         now_s: float = 0.0,
     ) -> None:
@@ -105,6 +148,8 @@ class Node:
         self.claims[request_id] = max(blocks, claim or 0)
         self._leased += blocks
         self._claimed += self.claims[request_id]
+        self.sequences[request_id] = sequence_count
+        self._sequences += sequence_count
         if is_long:
             self.long[request_id] = None
         if queued_tokens > 0:
@@ -119,6 +164,16 @@ class Node:
         self._leased += blocks - self.leases[request_id]
         self.leases[request_id] = blocks
         self.long[request_id] = None
+
+    def shrink(self, request_id: RequestId, *, blocks: int, claim: int) -> None:
+        """One of several choices has ended: its part of the promise is free."""
+        assert blocks <= claim, request_id
+        self._leased += blocks - self.leases[request_id]
+        self._claimed += claim - self.claims[request_id]
+        self.leases[request_id] = blocks
+        self.claims[request_id] = claim
+        self.sequences[request_id] -= 1
+        self._sequences -= 1
 
     def computed(self, request_id: RequestId, *, now_s: float) -> float | None:
         """A prompt is done: seconds of work since the one before; None if it was not queued."""
@@ -154,6 +209,7 @@ class Node:
         """End a lease. Idempotent: the request may never have had one here."""
         self._leased -= self.leases.pop(request_id, 0)
         self._claimed -= self.claims.pop(request_id, 0)
+        self._sequences -= self.sequences.pop(request_id, 0)
         self._queued -= self.queued_tokens.pop(request_id, 0)
         self.long.pop(request_id, None)
         self.received(request_id)
@@ -164,7 +220,8 @@ class Node:
         assert self._claimed == sum(self.claims.values()), self.name
         assert self._queued == sum(self.queued_tokens.values()), self.name
         assert self._inbound == sum(self.inbound_bytes.values()), self.name
-        assert self.claims.keys() == self.leases.keys(), self.name
+        assert self._sequences == sum(self.sequences.values()), self.name
+        assert self.claims.keys() == self.leases.keys() == self.sequences.keys(), self.name
         for request_id, blocks in self.leases.items():
             assert blocks <= self.claims[request_id], f"{request_id} holds more than its claim"
         for part in (self.long, self.queued_tokens, self.inbound_bytes):

@@ -36,7 +36,9 @@ class Request:
 
     ``arrival_index``: counts all requests; equal times would leave their order open.
     ``keys``, ``caller``: see ``policy.candidate.Question``.
-    ``granted_tokens``: output tokens that its leases allow for; never less than it has emitted.
+    ``granted_tokens``: output tokens of each choice that its leases allow for; never less than any
+    has emitted. ``open_choices``: those that have not ended, in order. ``first_tokens``: what the
+    prefill node of the present attempt has sampled for those that another node goes on with.
     ``is_whole``: it is only placed where its longest output fits, and keeps its blocks to its end.
     ``interruption``: why the present attempt is not the first; empty for the first.
     ``blocked_s``: since when it could be placed but for room; None while nothing blocks it.
@@ -71,6 +73,11 @@ class Request:
     rests_until_s: dict[NodeIdentity, float] = field(default_factory=dict)
     ready_s: float | None = None
     prefill_facts: EngineFacts = field(default_factory=EngineFacts)
+    open_choices: tuple[int, ...] = field(init=False)
+    first_tokens: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.open_choices = tuple(range(self.request.choice_count))
 
     @property
     def deadline_s(self) -> float:
@@ -81,6 +88,14 @@ class Request:
         """Change phase; only along the table."""
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
+
+    def close_choice(self, choice_index: int) -> None:
+        """One of its outputs is complete."""
+        self.open_choices = tuple(one for one in self.open_choices if one != choice_index)
+
+    def awaits_first_token(self, choice_index: int) -> bool:
+        """Whether the prefill node of the present attempt still owes it."""
+        return choice_index in self.open_choices and choice_index not in self.first_tokens
 
     @property
     def id(self) -> RequestId:

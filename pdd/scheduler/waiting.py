@@ -90,14 +90,17 @@ def keep_room(state: State, request: Request, *, is_long: bool, now_s: float) ->
     if now_s - request.blocked_s < state.settings.queue.patience_s:
         return
     resting = {node for node, until_s in request.rests_until_s.items() if until_s > now_s}
-    tokens = len(request.request.prompt_token_ids) + request.request.sampling.max_tokens
     able = [
         node
         for node in state.nodes.values()
         if node.role is Role.DECODE
         and node.takes_work
         and node.identity not in resting
-        and tokens <= node.token_count_max()
+        and node.can_hold(
+            prompt_token_count=len(request.request.prompt_token_ids),
+            output_token_count=request.request.sampling.max_tokens,
+            choice_count=len(request.open_choices),
+        )
     ]
     if able:
         node = max(able, key=lambda node: (node.unleased_block_count(), node.name))

@@ -6,7 +6,7 @@ that nodes fail are bounded, that nobody gives blocks back twice, and, at the en
 stuck.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pdd.core.errors import AdmissionRejected, DeadlineExceeded
 from pdd.core.frames import FinishReason
-from pdd.core.identity import NodeIdentity, NodeName, NodeState, RequestId, Role
+from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import (
     Announce,
@@ -89,6 +89,11 @@ class Known:
     ended: bool = False
     refused: bool = False
     generation: int = -1
+    closed: set[int] = field(default_factory=set)
+
+    def open_choices(self, count: int) -> set[int]:
+        """Those whose end nobody has told."""
+        return set(range(count)) - self.closed
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -131,8 +136,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         name=st.sampled_from(NAMES),
         block_count=st.sampled_from([4, 12, 40]),
         sequences=st.sampled_from([1, 3, 16]),
+        forking=st.sampled_from([Forking.SHARED, Forking.SHARED, Forking.APART, Forking.NONE]),
     )
-    def a_node_joins_in_a_new_life(self, name: str, block_count: int, sequences: int) -> None:
+    def a_node_joins_in_a_new_life(
+        self, name: str, block_count: int, sequences: int, forking: Forking = Forking.SHARED
+    ) -> None:
         node = NodeName(name)
         self.epochs[node] = self.epochs.get(node, 0) + 1
         joined = make_joined(
@@ -140,6 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             boot_epoch=self.epochs[node],
             block_count=block_count,
             max_num_seqs=sequences,
+            forking=forking,
         )
         self.alive[node] = joined.identity
         self.step(joined)
@@ -155,6 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 boot_epoch=identity.boot_epoch,
                 block_count=node.block_count,
                 max_num_seqs=node.max_num_seqs,
+                forking=node.forking,
             )
         )
 
@@ -216,6 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 1, -1]),
         tenant=st.sampled_from(["", "", "a", "b"]),
         chain=st.integers(0, 2),
+        choices=st.sampled_from([1, 1, 1, 2, 3, 5]),
     )
     def a_request_arrives(
         self,
@@ -226,6 +237,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         tenant: str,
         chain: int,
+        choices: int,
     ) -> None:
         request = replace(
             make_request(
@@ -237,6 +249,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ),
             priority=priority,
             tenant=tenant,
+            choice_count=choices,
         )
         waiting = self.core.queued_request_count
         self.known[request.request_id] = Known(arrived_s=self.now_s, deadline_s=deadline_s)
@@ -296,11 +309,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     # --- what nodes say, of any generation ever submitted ------------------------------------
 
     @precondition(lambda self: self.submits)
-    @rule(pick=st.integers(0, BIG), reason=st.sampled_from(["handover", "handover", "stop"]))
-    def a_first_token_comes(self, pick: int, reason: str) -> None:
+    @rule(
+        pick=st.integers(0, BIG),
+        reason=st.sampled_from(["handover", "handover", "stop"]),
+        choice=st.integers(0, 4),
+    )
+    def a_first_token_comes(self, pick: int, reason: str, choice: int) -> None:
         submit = self.one_submit(pick)
         if submit.kind == "prefill":
-            self.say_first_token(submit, FinishReason(reason))
+            self.say_first_token(submit, FinishReason(reason), choice)
 
     @precondition(lambda self: self.submits)
     @rule(pick=st.integers(0, BIG))
@@ -317,11 +334,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.say_started(submit)
 
     @precondition(lambda self: self.submits)
-    @rule(pick=st.integers(0, BIG))
-    def an_output_ends(self, pick: int) -> None:
+    @rule(pick=st.integers(0, BIG), choice=st.integers(0, 4))
+    def an_output_ends(self, pick: int, choice: int) -> None:
         submit = self.one_submit(pick)
         if submit.kind != "prefill":
-            self.say_finished(submit)
+            self.say_finished(submit, choice)
 
     @precondition(lambda self: self.submits)
     @rule(
@@ -377,6 +394,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.note(effect)
         for request_id, request in self.core.requests.items():
             known = self.known[request_id]
+            now_closed = set(range(request.request.choice_count)) - set(request.open_choices)
+            assert known.closed <= now_closed, "an output that is complete is open again"
+            known.closed = now_closed
             assert not known.ended, f"{request_id} lives on after its end"
             self.note_give_back(request)
             assert request.failed_attempt_count < ATTEMPT_COUNT_MAX
@@ -422,11 +442,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert known.announced, "work before the client was told"
                 assert effect.generation >= known.generation
                 assert 0 < effect.deadline_s <= max(known.deadline_s, 0.1)
+                assert effect.choices, "a job without a choice that is open"
+                count = effect.request.choice_count
+                assert count == 1 or self.core.nodes[effect.node].forking is not Forking.NONE
+                assert set(effect.choices) <= known.open_choices(count), "a choice runs twice"
                 known.generation = effect.generation
                 self.submits.append(effect)
             case GiveFirstToken():
                 assert effect.node in self.alive
-                assert effect.generation == self.live(effect.request_id).generation
+                known = self.live(effect.request_id)
+                assert effect.generation == known.generation
+                assert effect.token_ids, "nothing goes on"
             case Cancel():
                 assert effect.node in self.alive, f"cancel to {effect.node}, which is lost"
             case Announce():
@@ -503,15 +529,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         match request.phase:
             case Phase.PREFILLING if "prefill" in jobs:
-                self.say_first_token(jobs["prefill"], FinishReason.HANDOVER)
+                for choice in request.open_choices:
+                    self.say_first_token(jobs["prefill"], FinishReason.HANDOVER, choice)
             case Phase.PREFILLING:
                 self.say_started(jobs["local"])
             case Phase.TRANSFERRING:
                 self.say_ready(jobs["decode"])
             case _:
-                self.say_finished(jobs.get("decode") or jobs["local"])
+                for choice in request.open_choices:
+                    self.say_finished(jobs.get("decode") or jobs["local"], choice)
 
-    def say_first_token(self, submit: Submit, reason: FinishReason) -> None:
+    def say_first_token(self, submit: Submit, reason: FinishReason, choice: int) -> None:
         self.step(
             FirstTokenSampled(
                 request_id=submit.request.request_id,
@@ -519,6 +547,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 node=submit.node,
                 token_id=7,
                 finish=make_finish(reason, queue_s=0.5, cached_tokens=16),
+                choice_index=choice,
             )
         )
 
@@ -535,13 +564,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             SequenceStarted(request_id=submit.request.request_id, generation=submit.generation)
         )
 
-    def say_finished(self, submit: Submit) -> None:
+    def say_finished(self, submit: Submit, choice: int) -> None:
         self.step(
             SequenceFinished(
                 request_id=submit.request.request_id,
                 generation=submit.generation,
                 node=submit.node,
                 finish=make_finish(queue_s=0.25, cached_tokens=400),
+                choice_index=choice,
             )
         )
 

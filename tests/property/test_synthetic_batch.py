@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pdd.connector.params import JobKind
 from pdd.engine.cache_events import CacheCleared, CacheRemoved, CacheStored
+from pdd.engine.port import Choice
 from pdd.engine.synthetic.batch import Batch
 from pdd.engine.synthetic.ledger import BlockLedger
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
@@ -56,6 +57,46 @@ class BatchMachine(RuleBasedStateMachine):
             self.sending[key] = one
         self.batch.add(one)
 
+    @rule(
+        length=st.integers(1, 40),
+        same=st.integers(0, 2),
+        kind=st.sampled_from([JobKind.LOCAL, JobKind.DECODE]),
+        emitted=st.lists(st.integers(0, 6), min_size=2, max_size=5),
+    )
+    def add_trunk(self, length: int, same: int, kind: JobKind, emitted: list[int]) -> None:
+        """A job of several choices; each goes on after as many tokens of its own, or a first."""
+        prompt = [same * 1000 + index for index in range(length)]
+        choices = tuple(
+            Choice(index=index, emitted_token_ids=tuple(9000 + index for _ in range(count)))
+            for index, count in enumerate(emitted)
+        )
+        key = f"r{self.arrivals}/0"
+        job = make_job(prompt, key=key, kind=kind, choices=choices)
+        self.batch.add(Sequence(job=job, arrival=self.arrivals, tokens=prompt))
+        self.arrivals += 1
+
+    def fork(self, trunk: Sequence) -> None:
+        """Full blocks are common, what comes after them is nobody else's."""
+        forks = [
+            Sequence(
+                job=trunk.job,
+                arrival=trunk.arrival,
+                tokens=[*trunk.tokens, *(choice.emitted_token_ids or (7000 + choice.index,))],
+                choice=choice,
+            )
+            for choice in trunk.job.choices
+        ]
+        blocks, full = list(trunk.blocks), trunk.computed // BLOCK_SIZE
+        copies = self.batch.fork(trunk, forks)
+        own: set[int] = set()
+        for one in forks:
+            if one.blocks:
+                assert one.blocks[:full] == blocks[:full]
+                assert not own & set(one.blocks[full:]), "two choices write in one block"
+                own |= set(one.blocks[full:])
+        assert {source for source, _ in copies} <= set(blocks[full:])
+        assert {target for _, target in copies} == own - set(blocks)
+
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         plan = self.batch.plan()
@@ -72,7 +113,9 @@ class BatchMachine(RuleBasedStateMachine):
             self.batch.commit(one, chunk.end)
             if one.source_open:
                 one.sent_block_count = len(one.blocks)
-            if one.remaining == 0:
+            if one.is_complete_trunk:
+                self.fork(one)
+            elif one.remaining == 0:
                 one.tokens.append(5000 + len(one.tokens))
                 if one.job.kind is JobKind.PREFILL or data.draw(st.booleans()):
                     self.batch.end(one, handed_over=True)
@@ -82,10 +125,13 @@ class BatchMachine(RuleBasedStateMachine):
     def load(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.loading)))
         one = self.loading.pop(key)
-        one.tokens.append(9)
+        if one.choice is not None:
+            one.tokens.append(9)
         last = -(-one.given_count // BLOCK_SIZE) - 1
         bad = data.draw(st.none() | st.integers(one.loads_from_index, last))
         self.batch.loaded(one, first_bad_index=bad)
+        if one.is_complete_trunk:
+            self.fork(one)
 
     @precondition(lambda self: list(self.batch.sequences()))
     @rule(data=st.data())
@@ -152,8 +198,11 @@ class BatchMachine(RuleBasedStateMachine):
                 self.batch.transfer_quiet(self.cancelled_loads.pop())
             for key in list(self.loading):
                 one = self.loading.pop(key)
-                one.tokens.append(9)
+                if one.choice is not None:
+                    one.tokens.append(9)
                 self.batch.loaded(one, first_bad_index=None)
+                if one.is_complete_trunk:
+                    self.fork(one)
             if not list(self.batch.sequences()):
                 break
             plan = self.batch.plan()
@@ -161,7 +210,9 @@ class BatchMachine(RuleBasedStateMachine):
                 self.loading[one.key] = one
             for chunk in plan.chunks:
                 self.batch.commit(chunk.sequence, chunk.end)
-                if chunk.sequence.remaining == 0:
+                if chunk.sequence.is_complete_trunk:
+                    self.fork(chunk.sequence)
+                elif chunk.sequence.remaining == 0:
                     self.batch.end(chunk.sequence, handed_over=True)
         assert not list(self.batch.sequences()), "a sequence never gets its turn"
         self.batch.check()

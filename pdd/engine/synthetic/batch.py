@@ -16,6 +16,7 @@ Blocks that outlive their sequence are *parted*: kept by key until ``transfer_qu
 """
 
 import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -298,6 +299,40 @@ class Batch:
         sequence.phase = SequencePhase.LOADED
         self._loaded.append(sequence)
 
+    def fork(self, trunk: Sequence, forks: list[Sequence]) -> list[tuple[int, int]]:
+        """A trunk's prompt is in the pool: ``forks``, at least one, go on from there in its place.
+
+        All hold its full blocks; the one that is not full is the first fork's, and the others get
+        copies of it. One for whose copy there is no block begins like a preempted sequence: it
+        waits, and computes what the prefix cache does not hold.
+
+        Returns ``(source, target)`` of the blocks to be copied, before anything is written.
+        """
+        assert trunk.is_complete_trunk, f"{trunk.key} is no prompt that is complete"
+        full = trunk.computed // self._block_size
+        shared, rest = trunk.blocks[:full], trunk.blocks[full:]
+        copies: list[tuple[int, int]] = []
+        (self._running if trunk.phase is SequencePhase.RUNNING else self._loaded).remove(trunk)
+        for fork in forks:
+            fork.reserved_before = fork.scheduled_before = True
+            own = rest
+            if fork is not forks[0]:
+                taken = self.ledger.take(len(rest), Hold.ACTIVE)
+                if taken is None:
+                    self.add(fork)
+                    continue
+                own = taken
+                self.ledger.hold(shared, Hold.ACTIVE)
+                copies += zip(rest, own, strict=True)
+            fork.blocks = [*shared, *own]
+            fork.hashes = trunk.hashes[:full]
+            fork.computed = trunk.computed
+            fork.phase = SequencePhase.LOADED
+            self._loaded.append(fork)
+        trunk.blocks = []
+        trunk.phase = SequencePhase.ENDED
+        return copies
+
     def end(self, sequence: Sequence, *, handed_over: bool) -> None:
         """Forget a sequence in whatever phase it is; its blocks are given back, or parted.
 
@@ -342,11 +377,11 @@ class Batch:
             self.ledger.release(reversed(parted.blocks), parted.hold)
 
     def blocks_of(self, key: str) -> list[int] | None:
-        """The blocks that are held for a job, in order; None where nothing is."""
-        blocks = [one.blocks for one in self.sequences() if one.key == key and one.blocks]
-        if parted := self._parted.get(key):
+        """The blocks that are held for a job, in order, each once; None where nothing is."""
+        blocks = [one.blocks for one in self.sequences() if one.job.key == key and one.blocks]
+        if not blocks and (parted := self._parted.get(key)):
             blocks.append(parted.blocks)
-        return blocks[0] if blocks else None
+        return list(dict.fromkeys(itertools.chain(*blocks))) if blocks else None
 
     def holders(self) -> dict[Hold, list[list[int]]]:
         """The blocks of everybody who holds some, by the kind of hold."""

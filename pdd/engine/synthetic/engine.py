@@ -4,7 +4,7 @@
 
     run(job) --> Batch.add       loop: transfer events -> plan -> obey -> sleep -> compute -> tokens
        ^                                                            (modelled)         |
-       '---------------- sequence.outputs, sequence.wake <-----------------------------'
+       '---------------- reader.outputs, reader.wake <---------------------------------'
 
 Everything but the transfer threads runs on the daemon's event loop. When there is nothing to do
 the loop waits for an event and costs nothing. A cancel may come at any ``await``: it takes its
@@ -16,17 +16,18 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 import numpy as np
 import structlog
 from tokenizers import Tokenizer
 
 from pdd.config.sections import CrashPoint
+from pdd.connector.params import JobKind
 from pdd.core.blocks import BlockCensus
 from pdd.core.errors import ConfigError, KVTransferError
 from pdd.core.frames import TokenLogprobs
-from pdd.core.identity import NodeIdentity
+from pdd.core.identity import Forking, NodeIdentity
 from pdd.core.ports import Clock
 from pdd.engine.cache_events import CacheListener
 from pdd.engine.output_logprobs import token_logprobs
@@ -45,7 +46,7 @@ from pdd.engine.synthetic.kv_rows import KvRows, planes_of
 from pdd.engine.synthetic.ledger import BlockLedger, Hold
 from pdd.engine.synthetic.pace import Pace
 from pdd.engine.synthetic.rules import check_job, finish_of
-from pdd.engine.synthetic.sequence import Sequence, SequencePhase
+from pdd.engine.synthetic.sequence import Reader, Sequence, SequencePhase
 from pdd.engine.synthetic.settings import SyntheticSettings
 from pdd.engine.synthetic.step_log import StepLog
 from pdd.engine.synthetic.transfers import SequenceTransfers
@@ -108,7 +109,7 @@ class SyntheticEngine:
         self._max_model_len = min(
             settings.max_model_len, (settings.block_count - 1) * settings.block_size
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._readers: dict[str, Reader] = {}
         self._facts: dict[str, JobFacts] = {}
         self._counts: Counter[str] = Counter()
         self._crash_passes = 0
@@ -159,6 +160,7 @@ class SyntheticEngine:
                 "kv_order": settings.layout.order,
                 "kv_reshard": "yes",
             },
+            forking=Forking.SHARED,
         )
 
     async def wait_failed(self) -> str:
@@ -186,33 +188,42 @@ class SyntheticEngine:
             max_model_len=self._max_model_len,
             reaches_source=job.source is not None and self.transfers.reaches(job.source),
         )
-        sequence = Sequence(
-            job=job, arrival=self._arrivals, tokens=[*job.prompt_token_ids, *job.emitted_token_ids]
-        )
+        sequence = Sequence(job=job, arrival=self._arrivals, tokens=list(job.prompt_token_ids))
+        if sequence.choice is not None:
+            sequence.tokens += sequence.choice.emitted_token_ids
+        reader = self._readers[job.key] = sequence.reader
+        reader.sequences.append(sequence)
         self._arrivals += 1
         self._facts[job.key] = sequence.facts
-        self._sequences[job.key] = sequence
         if sends_blocks(sequence):
             self.transfers.open_source(sequence)
         self.batch.add(sequence)
         self._work.set()
         try:
             while True:
-                while not sequence.outputs:
+                while not reader.outputs:
+                    if not reader.sequences:
+                        return
                     if self._failed.done():
                         raise EngineFailed(f"the synthetic engine died: {self._failed.result()}")
-                    await sequence.wait_news()
-                output = sequence.outputs.popleft()
-                yield output
-                if output.finish_reason is not None:
-                    return
+                    await reader.wait_news()
+                yield reader.outputs.popleft()
         finally:
-            self._abort(sequence)
+            self._readers.pop(job.key, None)
+            for one in list(reader.sequences):
+                self._abort(one)
 
-    def first_token(self, key: str, token_id: int) -> None:
-        """See ``Engine.first_token``."""
-        self.transfers.first_token(key, token_id)
+    def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
+        """See ``Engine.first_tokens``."""
+        self.transfers.first_tokens(key, token_ids)
         self._work.set()
+
+    def stop_choice(self, key: str, choice_index: int) -> None:
+        """See ``Engine.stop_choice``."""
+        reader = self._readers.get(key)
+        for one in list(reader.sequences) if reader is not None else ():
+            if one.choice is not None and one.choice.index == choice_index:
+                self._abort(one)
 
     def drop_source(self, key: str, reason: str) -> None:
         """See ``Engine.drop_source``."""
@@ -347,6 +358,8 @@ class SyntheticEngine:
             else:
                 facts.load_failed_reason = target.failed_reason
                 self._counts["failed_loads"] += 1
+            if target.sequence.is_complete_trunk:
+                self._fork(target.sequence)
             self._pass(CrashPoint.LOADED)
             if self._notify_ready is not None:
                 self._notify_ready(target.sequence.key, facts)
@@ -396,15 +409,57 @@ class SyntheticEngine:
         if sends_blocks(sequence):
             self._pass(CrashPoint.PREFILL_CHUNK)
             self.transfers.offer(sequence)
-        if chunk.end == len(sequence.tokens):
-            self._sample(sequence)
+        if sequence.is_complete_trunk:
+            self._fork(sequence)
+        elif chunk.end == len(sequence.tokens):
+            digest = self._rows.digest(sequence.blocks, sequence.computed)
+            if self._sample(sequence, digest):
+                self.batch.end(sequence, handed_over=True)
+                sequence.reader.sequences.remove(sequence)
 
-    def _sample(self, sequence: Sequence) -> None:
+    def _fork(self, trunk: Sequence) -> None:
+        """The prompt of a job of several choices is in the pool.
+
+        Choices that have no token yet draw one each from what the prompt's last position says;
+        all that have not ended go on by themselves.
+        """
+        job, reader = trunk.job, trunk.reader
+        digest: int | None = None
+        forks = []
+        for choice in job.choices:
+            if job.kind is JobKind.DECODE and choice.index not in trunk.first_tokens:
+                continue  # it has ended with its first token
+            fork = Sequence(
+                job=job,
+                arrival=trunk.arrival,
+                tokens=[*job.prompt_token_ids, *choice.emitted_token_ids],
+                choice=choice,
+                reader=reader,
+                facts=trunk.facts,
+            )
+            if job.kind is JobKind.DECODE:
+                fork.tokens.append(trunk.first_tokens[choice.index])
+            elif not choice.emitted_token_ids:
+                if digest is None:
+                    digest = self._rows.digest(trunk.blocks, trunk.computed)
+                if self._sample(fork, digest):
+                    continue
+            forks.append(fork)
+        if forks:
+            for source, target in self.batch.fork(trunk, forks):
+                self._rows.copy_block(source, target)
+        else:
+            self.batch.end(trunk, handed_over=True)
+        reader.sequences[:] = forks
+        reader.wake()
+
+    def _sample(self, sequence: Sequence, digest: int) -> bool:
+        """Choose and send the next token; whether the output ends with it."""
         job = sequence.job
         choice = choose(
-            self._rows.digest(sequence.blocks, sequence.computed),
+            digest,
             words=self._words,
-            sampling=job.sampling,
+            sampling=sequence.sampling,
             token_ids=sequence.tokens,
             prompt_token_count=len(job.prompt_token_ids),
         )
@@ -413,22 +468,22 @@ class SyntheticEngine:
         reason, stop_reason = finish_of(
             sequence, words=self._words, max_model_len=self._max_model_len
         )
-        if reason is not None:
-            self.batch.end(sequence, handed_over=True)
-            self._sequences.pop(sequence.key, None)
         if self._step_log is not None:
             self._sampled.append(sequence.key)
             if reason is not None:
                 self._sampled_last.append(sequence.key)
-        sequence.outputs.append(
+        assert sequence.choice is not None, "a trunk says nothing by itself"
+        sequence.reader.outputs.append(
             StepOutput(
                 token_ids=(choice.token_id,),
                 logprobs=self._logprobs(choice, job),
                 finish_reason=reason,
                 stop_reason=stop_reason,
+                choice_index=sequence.choice.index,
             )
         )
-        sequence.wake()
+        sequence.reader.wake()
+        return reason is not None
 
     def _logprobs(self, choice: Choice, job: Job) -> tuple[TokenLogprobs, ...]:
         count = job.sampling.logprobs
@@ -443,11 +498,10 @@ class SyntheticEngine:
     # --- helpers -----------------------------------------------------------------------------
 
     def _abort(self, sequence: Sequence) -> None:
-        """The job's reader has left, or its output is over. Idempotent."""
-        if sequence.phase is SequencePhase.ENDED:
-            return
+        """Nobody wants a sequence's output any more."""
         loading = sequence.phase is SequencePhase.LOADING
-        self._sequences.pop(sequence.key, None)
+        sequence.reader.sequences.remove(sequence)
+        sequence.reader.wake()
         self.batch.end(sequence, handed_over=False)
         if self._step_log is not None:
             self._step_log.forget(sequence.key)
@@ -464,8 +518,8 @@ class SyntheticEngine:
     def _fail(self, reason: str) -> None:
         if not self._failed.done():
             self._failed.set_result(reason)
-        for sequence in list(self._sequences.values()):
-            sequence.wake()
+        for reader in self._readers.values():
+            reader.wake()
 
     def _pass(self, point: CrashPoint) -> None:
         """Die here if a test has asked for it: as if the machine had lost its power."""

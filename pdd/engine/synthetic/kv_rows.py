@@ -95,6 +95,11 @@ class KvRows:
             for one in (pool, *(self._copies[number] if self._copies else ())):
                 self._scatter(one, table, start, end, written)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """All of a block's rows, of every head."""
+        for pool in (*self._pools, *(copy for copies in self._copies for copy in copies)):
+            pool[target] = pool[source]
+
     def digest(self, table: Sequence[int], end: int) -> int:
         """64 bits over every byte of positions 0..``end`` - 1, read from the pool now."""
         hasher = xxhash.xxh3_64()

@@ -18,7 +18,8 @@ def check_job(job: Job, *, words: Vocabulary, max_model_len: int, reaches_source
         EngineFailed: the source's node does not fit this one.
     """
     refuse(job.sampling, words)
-    count = len(job.prompt_token_ids) + len(job.emitted_token_ids)
+    emitted_count = max(len(choice.emitted_token_ids) for choice in job.choices)
+    count = len(job.prompt_token_ids) + emitted_count
     if not job.prompt_token_ids:
         raise InvalidRequest("prompt: it has no tokens", field="prompt")
     if count >= max_model_len:

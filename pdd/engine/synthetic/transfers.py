@@ -8,7 +8,7 @@ touch the blocks of a sequence that is gone.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -101,7 +101,7 @@ class SequenceTransfers:
         self._links: dict[tuple[str, int], dict[tuple[int, int], RankLink]] = {}
         self._sources: dict[str, _Source] = {}
         self._targets: dict[str, Target] = {}
-        self._first_tokens: OrderedDict[str, int] = OrderedDict()
+        self._first_tokens: OrderedDict[str, Mapping[int, int]] = OrderedDict()
         self._damage_seen = Counter[int]()
 
     def reaches(self, source: SourceNode) -> bool:
@@ -188,9 +188,9 @@ class SequenceTransfers:
             self._ranks[number].target_cancel(rank_key)
         self._forget_if_quiet(key, target)
 
-    def first_token(self, key: str, token_id: int) -> None:
-        """Output token 0 of a decode job; may come before the job."""
-        self._first_tokens[key] = token_id
+    def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
+        """Output token 0 of a decode job's choices; may come before the job."""
+        self._first_tokens[key] = token_ids
         while len(self._first_tokens) > _EARLY_FIRST_TOKENS_MAX:
             self._first_tokens.popitem(last=False)
 
@@ -204,13 +204,17 @@ class SequenceTransfers:
         return target is not None and not target.open
 
     def take_loaded(self) -> Iterator[Target]:
-        """Decode jobs whose blocks are final and whose first token is here; the token is appended
-        and the sequence joins the batch."""
+        """Decode jobs whose blocks are final and whose first tokens are here; the sequence joins
+        the batch, with the token of an only choice appended."""
         done = [key for key in self._targets if self.has_arrived(key) and key in self._first_tokens]
         for key in done:
             target = self._targets.pop(key)
-            target.sequence.tokens.append(self._first_tokens.pop(key))
-            self._batch.loaded(target.sequence, first_bad_index=target.first_bad_index)
+            sequence, token_ids = target.sequence, self._first_tokens.pop(key)
+            if sequence.choice is None:
+                sequence.first_tokens = token_ids
+            else:
+                sequence.tokens.append(token_ids[sequence.choice.index])
+            self._batch.loaded(sequence, first_bad_index=target.first_bad_index)
             yield target
 
     # --- both --------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class CacheSnapshotPart(_message.Message):
     def __init__(self, as_of_sequence: _Optional[int] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned", "holds_requests")
+    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned", "holds_requests", "forking")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     ROLE_IS_PINNED_FIELD_NUMBER: _ClassVar[int]
     HOLDS_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FORKING_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     address: str
@@ -117,7 +118,8 @@ class Hello(_message.Message):
     pid: int
     role_is_pinned: bool
     holds_requests: bool
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ..., holds_requests: _Optional[bool] = ...) -> None: ...
+    forking: str
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ..., holds_requests: _Optional[bool] = ..., forking: _Optional[str] = ...) -> None: ...
 
 class HeldRequests(_message.Message):
     __slots__ = ("requests", "complete")
@@ -217,32 +219,36 @@ class FrameBatch(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[TokenFrame, _Mapping]]] = ...) -> None: ...
 
 class TokenColumns(_message.Message):
-    __slots__ = ("request_ids", "generations", "token_indexes", "token_ids", "text_offsets", "texts")
+    __slots__ = ("request_ids", "generations", "token_indexes", "token_ids", "text_offsets", "texts", "choice_indexes")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_INDEXES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_INDEXES_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     generations: _containers.RepeatedScalarFieldContainer[int]
     token_indexes: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_offsets: _containers.RepeatedScalarFieldContainer[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., generations: _Optional[_Iterable[int]] = ..., token_indexes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text_offsets: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    choice_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., generations: _Optional[_Iterable[int]] = ..., token_indexes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text_offsets: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., choice_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenFrame(_message.Message):
-    __slots__ = ("request_id", "generation", "tokens", "finish")
+    __slots__ = ("request_id", "generation", "tokens", "finish", "choice_index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     tokens: _inference_pb2.Tokens
     finish: NodeFinish
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., tokens: _Optional[_Union[_inference_pb2.Tokens, _Mapping]] = ..., finish: _Optional[_Union[NodeFinish, _Mapping]] = ...) -> None: ...
+    choice_index: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., tokens: _Optional[_Union[_inference_pb2.Tokens, _Mapping]] = ..., finish: _Optional[_Union[NodeFinish, _Mapping]] = ..., choice_index: _Optional[int] = ...) -> None: ...
 
 class NodeFinish(_message.Message):
     __slots__ = ("reason", "stop_string", "stop_token_id", "cached_tokens", "computed_prompt_tokens", "transferred_bytes", "queue_s", "prefill_s", "transfer_s", "decode_s")
@@ -387,7 +393,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s")
+    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s", "choices")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +412,7 @@ class Submit(_message.Message):
     ARRIVED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     PLACED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     kind: str
@@ -424,7 +431,16 @@ class Submit(_message.Message):
     arrived_age_s: float
     placed_age_s: float
     first_token_age_s: float
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[SubmitChoice]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., choices: _Optional[_Iterable[_Union[SubmitChoice, _Mapping]]] = ...) -> None: ...
+
+class SubmitChoice(_message.Message):
+    __slots__ = ("index", "emitted_token_ids")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerNode(_message.Message):
     __slots__ = ("identity", "address", "ucx_worker_addresses", "fingerprint")
@@ -452,16 +468,26 @@ class CancelBatch(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("request_id", "generation", "token_id", "frame")
+    __slots__ = ("request_id", "generation", "token_id", "frame", "choices")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     token_id: int
     frame: TokenFrame
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_id: _Optional[int] = ..., frame: _Optional[_Union[TokenFrame, _Mapping]] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[ChoiceToken]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_id: _Optional[int] = ..., frame: _Optional[_Union[TokenFrame, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceToken, _Mapping]]] = ...) -> None: ...
+
+class ChoiceToken(_message.Message):
+    __slots__ = ("index", "token_id")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token_id: int
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ...) -> None: ...
 
 class ListNodesRequest(_message.Message):
     __slots__ = ()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdd/rpc/v1/inference.proto\x12\npdd.rpc.v1\"\xb5\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdd.rpc.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\x10.pdd.rpc.v1.ChatH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.pdd.rpc.v1.SamplingParameters\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12+\n\x0bresume_from\x18\t \x01(\x0b\x32\x16.pdd.rpc.v1.ResumeFrom\x12\x17\n\x0fidempotency_key\x18\n \x01(\tB\x08\n\x06prompt\":\n\nResumeFrom\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10next_token_index\x18\x02 \x01(\x05\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pdd.rpc.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe6\x04\n\x12SamplingParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\x05\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x05\x12\"\n\x1ainclude_stop_str_in_output\x18\r \x01(\x08\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x11\n\tbad_words\x18\x0f \x03(\t\x12\x41\n\nlogit_bias\x18\x10 \x03(\x0b\x32-.pdd.rpc.v1.SamplingParameters.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x11 \x01(\x05H\x05\x88\x01\x01\x12\x1b\n\x13keep_special_tokens\x18\x12 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobs\"\x97\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x10.pdd.rpc.v1.PlanH\x00\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.pdd.rpc.v1.TokensH\x00\x12\x1e\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x0f.pdd.rpc.v1.EndH\x00\x42\x07\n\x05\x65vent\"?\n\x04Plan\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x14\n\x0cprefill_node\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x03 \x01(\t\"\x86\x01\n\x06Tokens\x12\x19\n\x11\x66irst_token_index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btext_offset\x18\x04 \x01(\x03\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.pdd.rpc.v1.TokenLogprobs\"V\n\rTokenLogprobs\x12#\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x13.pdd.rpc.v1.Logprob\x12 \n\x03top\x18\x02 \x03(\x0b\x32\x13.pdd.rpc.v1.Logprob\"]\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x05 \x01(\x0c\"\x81\x01\n\x03\x45nd\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x13\n\x0bstop_string\x18\x02 \x01(\t\x12\x1a\n\rstop_token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdd.rpc.v1.UsageB\x10\n\x0e_stop_token_id\"\x99\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x14\n\x0cprefill_node\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x06 \x01(\t\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x12\n\nprefill_ms\x18\x08 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\t \x01(\x01\x12\x11\n\tdecode_ms\x18\n \x01(\x01\x12\x19\n\x11transferred_bytes\x18\x0b \x01(\x03\x12%\n\x1d\x64\x65\x63ode_computed_prompt_tokens\x18\x0c \x01(\x05\x32T\n\tInference\x12G\n\x08Generate\x12\x1b.pdd.rpc.v1.GenerateRequest\x1a\x1c.pdd.rpc.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdd/rpc/v1/inference.proto\x12\npdd.rpc.v1\"\xcb\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdd.rpc.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\x10.pdd.rpc.v1.ChatH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.pdd.rpc.v1.SamplingParameters\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12+\n\x0bresume_from\x18\t \x01(\x0b\x32\x16.pdd.rpc.v1.ResumeFrom\x12\x17\n\x0fidempotency_key\x18\n \x01(\t\x12\x0e\n\x01n\x18\x0b \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_n\":\n\nResumeFrom\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10next_token_index\x18\x02 \x01(\x05\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pdd.rpc.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe6\x04\n\x12SamplingParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\x05\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x05\x12\"\n\x1ainclude_stop_str_in_output\x18\r \x01(\x08\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x11\n\tbad_words\x18\x0f \x03(\t\x12\x41\n\nlogit_bias\x18\x10 \x03(\x0b\x32-.pdd.rpc.v1.SamplingParameters.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x11 \x01(\x05H\x05\x88\x01\x01\x12\x1b\n\x13keep_special_tokens\x18\x12 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobs\"\xc4\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x10.pdd.rpc.v1.PlanH\x00\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.pdd.rpc.v1.TokensH\x00\x12\x1e\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x0f.pdd.rpc.v1.EndH\x00\x12+\n\nchoice_end\x18\x05 \x01(\x0b\x32\x15.pdd.rpc.v1.ChoiceEndH\x00\x42\x07\n\x05\x65vent\"?\n\x04Plan\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x14\n\x0cprefill_node\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x03 \x01(\t\"\x9c\x01\n\x06Tokens\x12\x19\n\x11\x66irst_token_index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btext_offset\x18\x04 \x01(\x03\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.pdd.rpc.v1.TokenLogprobs\x12\x14\n\x0c\x63hoice_index\x18\x06 \x01(\x05\"{\n\tChoiceEnd\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\x05\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"V\n\rTokenLogprobs\x12#\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x13.pdd.rpc.v1.Logprob\x12 \n\x03top\x18\x02 \x03(\x0b\x32\x13.pdd.rpc.v1.Logprob\"]\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x05 \x01(\x0c\"\x81\x01\n\x03\x45nd\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x13\n\x0bstop_string\x18\x02 \x01(\t\x12\x1a\n\rstop_token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdd.rpc.v1.UsageB\x10\n\x0e_stop_token_id\"\x99\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x14\n\x0cprefill_node\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x06 \x01(\t\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x12\n\nprefill_ms\x18\x08 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\t \x01(\x01\x12\x11\n\tdecode_ms\x18\n \x01(\x01\x12\x19\n\x11transferred_bytes\x18\x0b \x01(\x03\x12%\n\x1d\x64\x65\x63ode_computed_prompt_tokens\x18\x0c \x01(\x05\x32T\n\tInference\x12G\n\x08Generate\x12\x1b.pdd.rpc.v1.GenerateRequest\x1a\x1c.pdd.rpc.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=43
-  _globals['_GENERATEREQUEST']._serialized_end=352
-  _globals['_RESUMEFROM']._serialized_start=354
-  _globals['_RESUMEFROM']._serialized_end=412
-  _globals['_TOKENIDS']._serialized_start=414
-  _globals['_TOKENIDS']._serialized_end=437
-  _globals['_CHAT']._serialized_start=439
-  _globals['_CHAT']._serialized_end=488
-  _globals['_CHATMESSAGE']._serialized_start=490
-  _globals['_CHATMESSAGE']._serialized_end=534
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=537
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1151
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=1017
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=1065
-  _globals['_GENERATERESPONSE']._serialized_start=1154
-  _globals['_GENERATERESPONSE']._serialized_end=1305
-  _globals['_PLAN']._serialized_start=1307
-  _globals['_PLAN']._serialized_end=1370
-  _globals['_TOKENS']._serialized_start=1373
-  _globals['_TOKENS']._serialized_end=1507
-  _globals['_TOKENLOGPROBS']._serialized_start=1509
-  _globals['_TOKENLOGPROBS']._serialized_end=1595
-  _globals['_LOGPROB']._serialized_start=1597
-  _globals['_LOGPROB']._serialized_end=1690
-  _globals['_END']._serialized_start=1693
-  _globals['_END']._serialized_end=1822
-  _globals['_USAGE']._serialized_start=1825
-  _globals['_USAGE']._serialized_end=2106
-  _globals['_INFERENCE']._serialized_start=2108
-  _globals['_INFERENCE']._serialized_end=2192
+  _globals['_GENERATEREQUEST']._serialized_end=374
+  _globals['_RESUMEFROM']._serialized_start=376
+  _globals['_RESUMEFROM']._serialized_end=434
+  _globals['_TOKENIDS']._serialized_start=436
+  _globals['_TOKENIDS']._serialized_end=459
+  _globals['_CHAT']._serialized_start=461
+  _globals['_CHAT']._serialized_end=510
+  _globals['_CHATMESSAGE']._serialized_start=512
+  _globals['_CHATMESSAGE']._serialized_end=556
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=559
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1173
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=1039
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=1087
+  _globals['_GENERATERESPONSE']._serialized_start=1176
+  _globals['_GENERATERESPONSE']._serialized_end=1372
+  _globals['_PLAN']._serialized_start=1374
+  _globals['_PLAN']._serialized_end=1437
+  _globals['_TOKENS']._serialized_start=1440
+  _globals['_TOKENS']._serialized_end=1596
+  _globals['_CHOICEEND']._serialized_start=1598
+  _globals['_CHOICEEND']._serialized_end=1721
+  _globals['_TOKENLOGPROBS']._serialized_start=1723
+  _globals['_TOKENLOGPROBS']._serialized_end=1809
+  _globals['_LOGPROB']._serialized_start=1811
+  _globals['_LOGPROB']._serialized_end=1904
+  _globals['_END']._serialized_start=1907
+  _globals['_END']._serialized_end=2036
+  _globals['_USAGE']._serialized_start=2039
+  _globals['_USAGE']._serialized_end=2320
+  _globals['_INFERENCE']._serialized_start=2322
+  _globals['_INFERENCE']._serialized_end=2406
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,7 @@ class Question:
 
     ``token_count``: prompt tokens. ``granted_output_tokens``: output to reserve for now, at most
     ``max_tokens``; equal to it for a request that must never be asked for its blocks back.
+    ``choice_count``: outputs that have not ended, each of which needs that much.
     ``keys``: its block keys, joined; empty where they are not known. ``caller``: the caller's own
     key for affinity. ``is_long``: it belongs to those that share a part of each node.
     ``resumes``: why it can only go on where it can compute its own prompt; empty for a new one.
@@ -24,6 +25,7 @@ class Question:
     request: GenerateRequest
     granted_output_tokens: int
     now_s: float
+    choice_count: int = 1
     keys: bytes = b""
     caller: bytes = b""
     is_long: bool = False
@@ -36,6 +38,22 @@ class Question:
         """Prompt tokens."""
         return len(self.request.prompt_token_ids)
 
+    def blocks_on(self, node: Node, *, output_token_count: int) -> int:
+        """Blocks of ``node`` for its choices, each with so many output tokens."""
+        return node.choice_blocks(
+            prompt_token_count=self.token_count,
+            output_token_count=output_token_count,
+            choice_count=self.choice_count,
+        )
+
+    def fits_on(self, node: Node, *, output_token_count: int) -> bool:
+        """Whether ``node`` could run them, were it empty."""
+        return node.can_hold(
+            prompt_token_count=self.token_count,
+            output_token_count=output_token_count,
+            choice_count=self.choice_count,
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class Candidate:
@@ -44,7 +62,8 @@ class Candidate:
     ``cached_tokens``: prompt tokens that it is believed to hold. ``completion_s``: predicted time
     until it would have computed the rest, behind what it has to do already. ``blocks``: lease that
     it would take; ``claim``: what the longest output would need, which is ``token_count_max`` long
-    with its prompt. ``load``: 1 is full.
+    with its prompt. ``holds_choices``: it could run all of several, were it empty. ``load``:
+    1 is full.
     ``transfer_s``: predicted time for the blocks that would have to come over.
     ``preferred_blocks``: leading blocks for which this node is the preferred one; -1 if it is not
     preferred at all, 0 if it is for the caller's key.
@@ -61,6 +80,7 @@ class Candidate:
     claim: int
     token_count_max: int
     load: float
+    holds_choices: bool = True
     transfer_s: float = 0.0
     inbound_s: float = 0.0
     preferred_blocks: int = -1

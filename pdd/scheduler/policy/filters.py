@@ -6,7 +6,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pdd.core.identity import NodeName
+from pdd.core.identity import Forking, NodeName
+from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.candidate import Candidate, Question
 from pdd.scheduler.settings import PolicySettings
 
@@ -35,6 +36,11 @@ def fits(candidates: Sequence[Candidate], question: Question, _: PolicySettings)
             )
         elif candidate.sequence_count >= candidate.node.max_num_seqs:
             dropped[candidate.name] = f"it runs {candidate.sequence_count} sequences, its most"
+        elif candidate.sequence_count + question.choice_count > candidate.node.max_num_seqs:
+            dropped[candidate.name] = (
+                f"{question.choice_count} sequences wanted, it runs {candidate.sequence_count} of "
+                f"{candidate.node.max_num_seqs}"
+            )
     return dropped
 
 
@@ -42,12 +48,27 @@ def holds_longest(
     candidates: Sequence[Candidate], question: Question, _: PolicySettings
 ) -> Dropped:
     """A sequence must be able to reach its end where it runs."""
-    return {
-        candidate.name: f"{candidate.token_count_max} tokens wanted, it holds "
-        f"{candidate.node.token_count_max()}"
-        for candidate in candidates
-        if candidate.token_count_max > candidate.node.token_count_max()
-    }
+    dropped: Dropped = {}
+    for candidate in candidates:
+        node = candidate.node
+        if candidate.token_count_max > node.token_count_max():
+            dropped[candidate.name] = (
+                f"{candidate.token_count_max} tokens wanted, it holds {node.token_count_max()}"
+            )
+        elif not candidate.holds_choices:
+            dropped[candidate.name] = why_not_choices(node, question)
+    return dropped
+
+
+def why_not_choices(node: Node, question: Question) -> str:
+    """Why a node could not run all choices of a request, were it empty."""
+    if node.forking is Forking.NONE:
+        return "it runs one choice per request"
+    blocks = question.blocks_on(node, output_token_count=question.request.sampling.max_tokens)
+    return (
+        f"{question.choice_count} choices want {question.choice_count} sequences and {blocks} "
+        f"blocks, it holds {node.max_num_seqs} and {node.usable_block_count}"
+    )
 
 
 def unheld(candidates: Sequence[Candidate], question: Question, _: PolicySettings) -> Dropped:

@@ -9,6 +9,7 @@ from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.candidate import Candidate, Question
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
+from pdd.scheduler.policy.filters import why_not_choices
 from pdd.scheduler.policy.profile import Choice, Profile
 from pdd.scheduler.prefixes import (
     KEY_SIZE_BYTES,
@@ -45,13 +46,15 @@ class NoRoom:
     """Nothing can take the request now.
 
     ``ever``: whether waiting for the present nodes can help. ``is_own``: the obstacle is this
-    request's own, not that the nodes are full: no room is kept for it.
+    request's own, not that the nodes are full: no room is kept for it. ``field``: of the request,
+    which asks for too much where waiting cannot help.
     """
 
     reason: str
     ever: bool
     considered: Considered
     is_own: bool = False
+    field: str = "max_tokens"
 
 
 class Policy:
@@ -206,7 +209,7 @@ class Policy:
         remainder = tokens - cached
         per_s = self._estimates.prefill(node.name).per_s
         backlog = node.backlog_tokens(tokens_per_s=per_s, now_s=question.now_s)
-        unpromised, sequence_count = node.unleased_block_count(), len(node.leases)
+        unpromised, sequence_count = node.unleased_block_count(), node.sequence_count
         load = max(1.0 - unpromised / node.usable_block_count, sequence_count / node.max_num_seqs)
         if node.role is Role.PREFILL:
             load = max(load, backlog / per_s / self._settings.policy.prefill_full_s)
@@ -219,9 +222,11 @@ class Policy:
             cached_tokens=cached,
             remainder_tokens=remainder,
             completion_s=(backlog + remainder) / per_s,
-            blocks=node.blocks_for(tokens + granted_tokens),
-            claim=node.blocks_for(tokens + longest_tokens),
+            blocks=question.blocks_on(node, output_token_count=granted_tokens),
+            claim=question.blocks_on(node, output_token_count=longest_tokens),
             token_count_max=tokens + longest_tokens,
+            holds_choices=question.choice_count == 1
+            or question.fits_on(node, output_token_count=longest_tokens),
             load=load,
             preferred_blocks=preferred.block_count if preferred and is_preferred else -1,
         )
@@ -274,11 +279,22 @@ def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRo
     able = [c for c in choice.candidates if c.node.identity not in question.avoid]
     tokens = question.token_count + question.request.sampling.max_tokens
     largest = max((candidate.node.token_count_max() for candidate in able), default=0)
-    if tokens > largest:
+    holders = [c for c in able if c.token_count_max <= c.node.token_count_max() and c.holds_choices]
+    if not holders:
         if len(able) < len(choice.candidates):
             return NoRoom(
                 reason="the decode nodes that could take it have just failed it",
                 ever=True,
+                is_own=True,
+                considered=considered,
+            )
+        if tokens <= largest:
+            whys = {c.name: ("", why_not_choices(c.node, question)) for c in able}
+            return NoRoom(
+                reason=f"n: {question.choice_count} choices are too many for every decode node "
+                f"({_first_reasons(whys)})",
+                field="n",
+                ever=False,
                 is_own=True,
                 considered=considered,
             )
@@ -289,12 +305,10 @@ def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRo
             is_own=True,
             considered=considered,
         )
-    reason = f"every decode node is full ({_first_reasons(choice)})"
+    reason = f"every decode node is full ({_first_reasons(choice.dropped)})"
     return NoRoom(reason=reason, ever=True, considered=considered)
 
 
-def _first_reasons(choice: Choice) -> str:
-    told: Iterable[str] = (
-        f"{node}: {why}" for node, (_, why) in sorted(choice.dropped.items())[:3]
-    )
+def _first_reasons(dropped: Mapping[NodeName, tuple[str, str]]) -> str:
+    told: Iterable[str] = (f"{node}: {why}" for node, (_, why) in sorted(dropped.items())[:3])
     return "; ".join(told)

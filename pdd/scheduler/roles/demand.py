@@ -119,8 +119,9 @@ def _decode_use(state: State, decodes: list[Node]) -> _DecodeUse:
         ]
         blocks = sum(node.leases[request_id] for request_id in waiting)
         held = node.usable_block_count - node.unleased_block_count()
-        running += _fullness(node, held - blocks, len(node.leases) - len(waiting))
-        promised += _fullness(node, blocks, len(waiting))
+        sequences = sum(node.sequences[request_id] for request_id in waiting)
+        running += _fullness(node, held - blocks, node.sequence_count - sequences)
+        promised += _fullness(node, blocks, sequences)
     return _DecodeUse(running=running, promised=promised)
 
 
@@ -144,9 +145,14 @@ def _outputs_nodes(
     nodes = 0.0
     for request in waiting:
         tokens = state.estimates.expected_output_tokens(request.request.sampling.max_tokens)
-        held = decodes[0].blocks_for(len(request.request.prompt_token_ids) + tokens)
+        choices = len(request.open_choices)
+        held = decodes[0].choice_blocks(
+            prompt_token_count=len(request.request.prompt_token_ids),
+            output_token_count=tokens,
+            choice_count=choices,
+        )
         there = min(tokens / per_s / settings.backlog_horizon_s, 1.0)
-        nodes += there * max(held / blocks, 1.0 / sequences)
+        nodes += there * max(held / blocks, choices / sequences)
     return nodes
 
 

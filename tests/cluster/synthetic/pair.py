@@ -136,7 +136,6 @@ def make_job(prompt: list[int], *, key: str, kind: JobKind = JobKind.LOCAL, **fi
         name: fields.pop(name) for name in list(fields) if name in Sampling.__dataclass_fields__
     }
     defaults: dict[str, Any] = {
-        "emitted_token_ids": (),
         "cache_salt": "",
         "priority": 0,
         "deadline_s": WAIT_S,
@@ -181,7 +180,7 @@ async def disaggregated(prefill: Node, decode: Node, job: Job) -> list[StepOutpu
         if job.sampling.max_tokens == 1:
             prefill.engine.drop_source(job.key, "one token was wanted")
             return [first]
-        decode.engine.first_token(job.key, first.token_ids[0])
+        decode.engine.first_tokens(job.key, {0: first.token_ids[0]})
         return [replace(first, finish_reason=None), *await decoding]
     finally:
         decoding.cancel()

@@ -8,7 +8,7 @@ import pytest
 
 from pdd.connector.params import JobKind
 from pdd.core.frames import FinishReason
-from pdd.engine.port import JobFacts, StepOutput
+from pdd.engine.port import Choice, JobFacts, StepOutput
 from pdd.engine.synthetic.sequence import SequencePhase
 from pdd.engine.synthetic.settings import SyntheticFaults
 from pdd.transfer.settings import TransferFaults, TransferSettings
@@ -193,7 +193,12 @@ async def test_a_sequence_goes_on_elsewhere_after_the_tokens_that_were_said():
         whole = tokens_of(await local(one, job_of(prompt_of(30), **sampling)))
         for index in (1, 7, 19):
             rest = await local(
-                other, job_of(prompt_of(30), emitted_token_ids=tuple(whole[:index]), **sampling)
+                other,
+                job_of(
+                    prompt_of(30),
+                    choices=(Choice(emitted_token_ids=tuple(whole[:index])),),
+                    **sampling,
+                ),
             )
             assert tokens_of(rest) == whole[index:]
 

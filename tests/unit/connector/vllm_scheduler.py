@@ -118,7 +118,6 @@ class PlayedEngine:
             key=f"{request_id}/0",
             kind=kind or JobKind.LOCAL,
             prompt_token_ids=tuple(prompt),
-            emitted_token_ids=(),
             sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
             cache_salt="",
             priority=0,

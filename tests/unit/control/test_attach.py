@@ -244,7 +244,7 @@ async def test_submits_and_cancels_keep_their_order_and_share_messages() -> None
         session.cancel("a")
         session.cancel("b")
         session.submit(cluster_pb2.Submit(request_id="a", generation=1))
-        session.first_token("a", 1, 9)
+        session.first_token("a", 1, {0: 9}, has_choices=False)
         async with asyncio.timeout(WAIT_S):
             while len(handler.said) < 4:
                 handler.came.clear()

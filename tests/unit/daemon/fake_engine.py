@@ -1,7 +1,7 @@
 """An engine whose every output is scripted by the test; implements ``pdd.engine.port.Engine``."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, decoders, models
@@ -67,7 +67,8 @@ class Run:
     job: Job
     outputs: asyncio.Queue[StepOutput | Exception | None] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    first_token_id: int | None = None
+    first_tokens: dict[int, int] | None = None
+    stopped: list[int] = field(default_factory=list)
 
     @property
     def closed(self) -> bool:
@@ -139,9 +140,12 @@ class FakeEngine:
         finally:
             run.ended.set()
 
-    def first_token(self, key: str, token_id: int) -> None:
+    def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
         if key in self.runs:
-            self.runs[key].first_token_id = token_id
+            self.runs[key].first_tokens = dict(token_ids)
+
+    def stop_choice(self, key: str, choice_index: int) -> None:
+        self.runs[key].stopped.append(choice_index)
 
     def drop_source(self, key: str, reason: str) -> None:
         self.dropped[key] = reason

@@ -51,7 +51,7 @@ async def closed(run: Run) -> None:
 
 async def token_given(run: Run) -> None:
     async with asyncio.timeout(WAIT_S):
-        while run.first_token_id is None:  # noqa: ASYNC110 - the fake engine has no event for it
+        while run.first_tokens is None:  # noqa: ASYNC110 - the fake engine has no event for it
             await asyncio.sleep(0.001)
 
 
@@ -73,7 +73,7 @@ async def test_a_disaggregated_request_from_plan_to_usage() -> None:
         assert run.job.source.name == "prefill-0"
         assert run.job.source.control_address == "prefill-0:1"
         assert run.job.source.ucx_addresses == (b"ucx",)
-        assert run.first_token_id == 0
+        assert run.first_tokens == {0: 0}
         decode.engine.ready("r1/0", transferred_bytes=4096, computed_prompt_tokens=1)
         run.feed(out("b"), out("cd"), out("e", eos=True))
         events = await client.all()
@@ -166,7 +166,7 @@ class TestAPrefillNodeDies:
             await client.seen(2)
             await prefill.kill()
             run = await decode.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ids_of("a")
+            assert run.job.choices[0].emitted_token_ids == ids_of("a")
             run.feed(out("b", eos=True))
             events = await client.all()
             assert text_of(events) == "ab"
@@ -187,7 +187,7 @@ class TestADecodeNodeDies:
             other = await cluster.join("decode-1")
             await decode.kill()
             run = await other.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ids_of("abc")
+            assert run.job.choices[0].emitted_token_ids == ids_of("abc")
             run.feed(out("d"), out("e", eos=True))
             events = await client.all()
             assert text_of(events) == "abcde"
@@ -203,7 +203,7 @@ class TestADecodeNodeDies:
             await decode.kill()
             again = await cluster.join("decode-0", boot_epoch=2)
             run = await again.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ids_of("ab")
+            assert run.job.choices[0].emitted_token_ids == ids_of("ab")
             run.feed(out("c", eos=True))
             assert text_of(await client.all()) == "abc"
 
@@ -228,7 +228,7 @@ class TestADecodeNodeDies:
             run = await decode.engine.job("r1/0")
             run.feed(out("a"), EngineFailed("the engine died"))
             run = await other.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ids_of("a")
+            assert run.job.choices[0].emitted_token_ids == ids_of("a")
             run.feed(out("b", eos=True))
             assert text_of(await client.all()) == "ab"
 
@@ -272,7 +272,7 @@ class TestFramesOutOfPlace:
             await prefill.engine.job("r1/0")
             say_frame(cluster, "prefill-0", frame)
             run = await decode.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ()
+            assert run.job.choices[0].emitted_token_ids == ()
             run.feed(out("x", eos=True))
             assert text_of(await client.all()) == "x"
 
@@ -311,7 +311,7 @@ class TestFramesOutOfPlace:
             handover = make_frame((), finish=make_finish(FinishReason.HANDOVER))
             say_frame(cluster, "decode-0", handover)
             run = await other.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ids_of("a")
+            assert run.job.choices[0].emitted_token_ids == ids_of("a")
             run.feed(out("b", eos=True))
             assert text_of(await client.all()) == "ab"
 
@@ -328,7 +328,7 @@ class TestWordsOfANewerNode:
             odd = make_frame(ids_of("b"), first_token_index=1, finish=make_finish())
             say_frame(cluster, "decode-0", odd, reason="speculated")
             run = await other.engine.job("r1/1")
-            assert run.job.emitted_token_ids == ids_of("a")
+            assert run.job.choices[0].emitted_token_ids == ids_of("a")
             run.feed(out("b", eos=True))
             assert text_of(await client.all()) == "ab"
             assert set(cluster.scheduler.states().values()) == {"ready"}

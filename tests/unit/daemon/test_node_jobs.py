@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pdd.core.identity import RequestId
 from pdd.core.sampling import Sampling
 from pdd.daemon.held_jobs import HoldLimits
 from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
-from pdd.engine.port import EngineFailed, Job, JobFacts
+from pdd.engine.port import Choice, EngineFailed, Job, JobFacts
 from tests.unit.daemon.fake_engine import EOS, FakeEngine, Run, ids_of, letter_tokenizer, out
 
 R1 = RequestId("r1")
@@ -41,7 +42,7 @@ def make_job(
         key=key,
         kind=kind,
         prompt_token_ids=ids_of("xyz"),
-        emitted_token_ids=ids_of(emitted),
+        choices=(Choice(emitted_token_ids=ids_of(emitted)),),
         sampling=Sampling(max_tokens=16, **sampling),
         cache_salt="",
         priority=0,
@@ -136,8 +137,8 @@ async def test_a_first_token_that_ends_the_output_needs_no_peer(
 async def test_a_decode_job_goes_on_after_the_first_token() -> None:
     node = Node()
     run = await node.submit(make_job(JobKind.DECODE))
-    node.jobs.first_token(R1, 0, 0)
-    assert run.first_token_id == 0
+    node.jobs.first_tokens(R1, 0, {0: 0})
+    assert run.first_tokens == {0: 0}
     node.engine.ready("r1/0", transferred_bytes=2048, transfer_s=0.5)
     run.feed(out("b"), out("c", eos=True))
     await node.over()
@@ -163,7 +164,7 @@ async def test_a_stop_string_may_span_the_two_nodes() -> None:
     await prefill.over()
     assert prefill.text == "", "it could be the beginning of the stop string"
     run = await decode.submit(make_job(JobKind.DECODE, **sampling))
-    decode.jobs.first_token(R1, 0, 0)
+    decode.jobs.first_tokens(R1, 0, {0: 0})
     run.feed(out("b"), out("c"))
     await decode.over()
     (frame,) = decode.frames
@@ -176,7 +177,7 @@ async def test_a_stop_string_may_span_the_two_nodes() -> None:
 async def test_text_held_back_by_the_prefill_node_is_shown_by_the_decode_node() -> None:
     node = Node()
     run = await node.submit(make_job(JobKind.DECODE, stop=("ab",)))
-    node.jobs.first_token(R1, 0, 0)
+    node.jobs.first_tokens(R1, 0, {0: 0})
     run.feed(out("c", eos=True))
     await node.over()
     assert (node.frames[0].text_offset, node.text) == (0, "ac")
@@ -260,7 +261,7 @@ class TestLeaving:
     async def test_of_something_unknown_does_nothing(self) -> None:
         node = Node()
         node.jobs.cancel(RequestId("never seen"))
-        node.jobs.first_token(RequestId("never seen"), 0, 1)
+        node.jobs.first_tokens(RequestId("never seen"), 0, {0: 1})
 
     async def test_waiting_for_the_end_includes_what_was_cancelled(self) -> None:
         node = Node()
@@ -396,8 +397,8 @@ class TestGenerations:
     async def test_a_first_token_of_another_generation_is_ignored(self) -> None:
         node = Node()
         run = await node.submit(make_job(JobKind.DECODE, key="r1/1"), generation=1)
-        node.jobs.first_token(R1, 0, 5)
-        assert run.first_token_id is None
+        node.jobs.first_tokens(R1, 0, {0: 5})
+        assert run.first_tokens is None
         node.jobs.cancel_all()
         await node.over()
 
@@ -405,7 +406,7 @@ class TestGenerations:
 async def test_a_transfer_that_failed_is_reported_as_ready_with_what_arrived() -> None:
     node = Node()
     run = await node.submit(make_job(JobKind.DECODE))
-    node.jobs.first_token(R1, 0, 0)
+    node.jobs.first_tokens(R1, 0, {0: 0})
     node.engine.ready("r1/0", transferred_bytes=512, load_failed_reason="digest differs")
     assert [(generation, facts.transferred_bytes) for generation, facts in node.ready] == [(0, 512)]
     run.feed(out("b", finish=FinishReason.LENGTH))
@@ -416,7 +417,7 @@ async def test_a_transfer_that_failed_is_reported_as_ready_with_what_arrived() -
 async def test_blocks_that_do_not_come_are_given_up() -> None:
     node = Node(transfer_deadline_s=0.01)
     run = await node.submit(make_job(JobKind.DECODE))
-    node.jobs.first_token(R1, 0, 0)
+    node.jobs.first_tokens(R1, 0, {0: 0})
     await asyncio.wait_for(run.ended.wait(), timeout=10)
     await node.over()
     ((_, failure),) = node.failures
@@ -427,7 +428,7 @@ async def test_blocks_that_do_not_come_are_given_up() -> None:
 async def test_blocks_that_come_in_time_end_that_wait() -> None:
     node = Node(transfer_deadline_s=0.01)
     run = await node.submit(make_job(JobKind.DECODE))
-    node.jobs.first_token(R1, 0, 0)
+    node.jobs.first_tokens(R1, 0, {0: 0})
     node.engine.ready("r1/0")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(run.ended.wait(), timeout=0.05)
@@ -443,3 +444,76 @@ async def test_ready_after_a_cancellation_is_nobodys() -> None:
     node.engine.ready("r1/0")
     await node.over()
     assert node.ready == []
+
+
+class TestSeveralChoices:
+    def job(self, kind: JobKind = JobKind.LOCAL, *, n: int = 3, **sampling: Any) -> Job:
+        choices = tuple(Choice(index=index) for index in range(n))
+        return replace(make_job(kind, **sampling), choices=choices)
+
+    async def test_each_has_offsets_of_its_own_and_the_last_end_ends_the_job(self) -> None:
+        node = Node()
+        run = await node.submit(self.job())
+        for choice, text in ((0, "a"), (1, "b"), (2, "c"), (0, "d")):
+            run.feed(replace(out(text), choice_index=choice))
+        for choice in (1, 0, 2):
+            run.feed(replace(out(eos=True), choice_index=choice))
+        await node.over()
+        texts = dict.fromkeys(range(3), "")
+        for frame in node.frames:
+            assert frame.text_offset == len(texts[frame.choice_index])
+            texts[frame.choice_index] += frame.text
+        assert texts == {0: "ad", 1: "b", 2: "c"}
+        ends = [frame.choice_index for frame in node.frames if frame.finish is not None]
+        assert ends == [1, 0, 2]
+
+    async def test_a_stop_string_stops_its_choice_in_the_engine_and_no_other(self) -> None:
+        node = Node()
+        run = await node.submit(self.job(n=2, stop=("b",)))
+        run.feed(replace(out("b"), choice_index=1), replace(out("c"), choice_index=1))
+        run.feed(replace(out("a"), choice_index=0), replace(out("b"), choice_index=0))
+        await node.over()
+        assert run.stopped == [1], "the last one is stopped with its job"
+        assert run.closed
+        assert [(frame.choice_index, frame.token_ids) for frame in node.frames] == [
+            (1, ids_of("b")),
+            (0, ids_of("a")),
+            (0, ids_of("b")),
+        ]
+
+    async def test_a_prefill_job_hands_over_what_has_not_ended(self) -> None:
+        node = Node()
+        run = await node.submit(self.job(JobKind.PREFILL))
+        run.feed(
+            replace(out("a", finish=FinishReason.LENGTH), choice_index=0),
+            replace(out(eos=True), choice_index=1),
+            replace(out("b", finish=FinishReason.LENGTH), choice_index=2),
+        )
+        await node.over()
+        reasons = [frame.finish.reason for frame in node.frames if frame.finish is not None]
+        handover = FinishReason.HANDOVER
+        assert reasons == [handover, FinishReason.STOP, handover]
+        assert not node.engine.dropped, "the blocks are still needed"
+        assert node.jobs.handed_over_count == 1
+
+    async def test_where_all_have_ended_the_blocks_are_dropped(self) -> None:
+        node = Node()
+        run = await node.submit(self.job(JobKind.PREFILL, n=2))
+        run.feed(*(replace(out(eos=True), choice_index=choice) for choice in (0, 1)))
+        await node.over()
+        assert "r1/0" in node.engine.dropped
+        assert node.jobs.handed_over_count == 0
+
+    async def test_a_decode_job_goes_on_with_those_that_have_a_first_token(self) -> None:
+        node = Node()
+        run = await node.submit(self.job(JobKind.DECODE))
+        node.jobs.first_tokens(R1, 0, {0: 0, 2: 1})
+        assert run.first_tokens == {0: 0, 2: 1}
+        run.feed(
+            replace(out("c", eos=True), choice_index=2), replace(out(eos=True), choice_index=0)
+        )
+        await node.over()
+        assert [(frame.choice_index, frame.first_token_index) for frame in node.frames] == [
+            (2, 1),
+            (0, 1),
+        ]

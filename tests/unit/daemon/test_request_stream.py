@@ -1,5 +1,7 @@
 """What stands between driver and front door: everything is shown once, and it ends once."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdd.core.errors import NodeUnavailable, RequestFailed
@@ -88,7 +90,7 @@ async def test_text_that_comes_without_tokens_is_shown() -> None:
     stream = RequestStream(Collected())
     stream.show(make_frame((1, 2), text="ab"))
     stream.show(make_frame((), first_token_index=2, text_offset=2, text="c"))
-    assert (stream.token_ids, stream.text_length) == ([1, 2], 3)
+    assert (stream.choices[0].token_ids, stream.choices[0].text_length) == ([1, 2], 3)
 
 
 async def test_a_gap_in_the_text_is_refused_too() -> None:
@@ -96,3 +98,51 @@ async def test_a_gap_in_the_text_is_refused_too() -> None:
     stream.show(make_frame((1,), text="a"))
     with pytest.raises(ValueError, match="character 5"):
         stream.show(make_frame((2,), first_token_index=1, text_offset=5, text="b"))
+
+
+class TestSeveralChoices:
+    async def test_each_has_offsets_and_an_end_of_its_own(self) -> None:
+        sink = Collected()
+        stream = RequestStream(sink, choice_count=2)
+        stream.show(make_frame((1,), text="a"))
+        stream.show(replace(make_frame((5,), text="x"), choice_index=1))
+        stream.show(make_frame((2,), first_token_index=1, text_offset=1, finish=make_finish()))
+        shown = [event.frame for event in sink.events if isinstance(event, Delta)]
+        assert [(one.choice_index, one.finish is not None) for one in shown] == [
+            (0, False),
+            (1, False),
+            (0, True),
+        ]
+        assert stream.token_count == 3
+
+    async def test_a_handover_is_no_end(self) -> None:
+        sink = Collected()
+        stream = RequestStream(sink, choice_count=2)
+        stream.show(make_frame((1,), finish=make_finish(FinishReason.HANDOVER)))
+        (event,) = sink.events
+        assert isinstance(event, Delta)
+        assert event.frame.finish is None
+
+    async def test_an_end_without_news_is_shown_once(self) -> None:
+        sink = Collected()
+        stream = RequestStream(sink, choice_count=2)
+        stream.show(make_frame((1,), text="a"))
+        end = make_frame((1,), text="a", finish=make_finish())
+        stream.show(end)
+        stream.show(end)
+        shown = [event.frame for event in sink.events if isinstance(event, Delta)]
+        assert [(one.token_ids, one.finish is not None) for one in shown] == [
+            ((1,), False),
+            ((), True),
+        ]
+
+    async def test_tokens_after_the_end_of_a_choice_are_refused(self) -> None:
+        stream = RequestStream(Collected(), choice_count=2)
+        stream.show(make_frame((1,), finish=make_finish()))
+        with pytest.raises(ValueError, match="choice 0 has ended"):
+            stream.show(make_frame((2,), first_token_index=1))
+
+    async def test_a_choice_that_nobody_asked_for_is_refused(self) -> None:
+        stream = RequestStream(Collected(), choice_count=2)
+        with pytest.raises(ValueError, match="choice 2 of 2"):
+            stream.show(replace(make_frame((1,)), choice_index=2))

@@ -264,7 +264,7 @@ async def test_a_scheduler_whose_stream_broke_plans_its_own_requests_anew() -> N
         sink = await home.resume()
         session.close("a test cuts it")
         again = await decode.engine.job("r1/1")
-        assert again.job.emitted_token_ids == ids_of("ab")
+        assert again.job.choices[0].emitted_token_ids == ids_of("ab")
         assert run.closed, "the former attempt is over"
         again.feed(out("c", eos=True))
         await over(sink)
@@ -318,7 +318,7 @@ async def test_a_job_stopped_at_its_bound_goes_on_where_it_stopped() -> None:
         home = await next_life(cluster)
         sink = await home.resume()
         again = await decode.engine.job("r1/1")
-        assert again.job.emitted_token_ids == ids_of("abcd")
+        assert again.job.choices[0].emitted_token_ids == ids_of("abcd")
         again.feed(out("e", eos=True))
         await over(sink)
         assert text_of(list(sink.events)) == "abcde"

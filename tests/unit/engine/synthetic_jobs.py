@@ -18,7 +18,6 @@ def make_job(
         name: fields.pop(name) for name in list(fields) if name in Sampling.__dataclass_fields__
     }
     defaults: dict[str, Any] = {
-        "emitted_token_ids": (),
         "cache_salt": "",
         "priority": 0,
         "deadline_s": 30.0,

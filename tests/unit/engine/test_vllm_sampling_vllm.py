@@ -10,7 +10,7 @@ from pdd.connector.keyed_params import NoiseKey, read_noise_key
 from pdd.connector.params import JobKind, JobParams, SourceNode
 from pdd.core.errors import InvalidRequest
 from pdd.core.sampling import Grammar, Sampling
-from pdd.engine.port import Job
+from pdd.engine.port import Choice, Job
 from pdd.engine.vllm_sampling import first_output_index, sampling_params
 from tests.builders import make_identity
 from tests.unit.daemon.fake_engine import letter_tokenizer
@@ -36,7 +36,7 @@ def make_job(kind: JobKind, *, emitted: int = 0, max_tokens: int = 10, **samplin
         key="r1/0",
         kind=kind,
         prompt_token_ids=(1, 2, 3),
-        emitted_token_ids=tuple(range(emitted)),
+        choices=(Choice(emitted_token_ids=tuple(range(emitted))),),
         sampling=Sampling(max_tokens=max_tokens, **sampling),
         cache_salt="",
         priority=0,

@@ -168,7 +168,7 @@ class TestTheLifeOfARequest:
         arrive(cluster)
         (give,) = cluster.step(first_token())
         assert give == GiveFirstToken(
-            node=NodeName("decode-0"), request_id=R1, generation=0, token_id=7
+            node=NodeName("decode-0"), request_id=R1, generation=0, token_ids={0: 7}
         )
 
     def test_the_prefill_node_holds_its_lease_until_the_decode_node_is_ready(self) -> None:
