@@ -26,6 +26,7 @@ _START_WEIGHT_S = 0.5
 _OUTPUT_BUCKET_COUNT = 32
 _SECONDS_MIN = 1e-6
 _FEW_SAMPLES = 8
+_LINK_SAMPLE_BYTES_MIN = 64 << 10
 _KNOWN_FOR_S = 60.0
 """What was measured longer ago may have changed."""
 _RETRY_S = 5.0
@@ -165,12 +166,13 @@ class Estimates:
 
         Blocks travel while the prompt is computed, so that ``size_bytes / transfer_s`` is the
         link's speed only where the transfer was the slower of the two; otherwise it is a lower
-        bound.
+        bound. What a transfer below ``_LINK_SAMPLE_BYTES_MIN`` takes is latency: it says nothing
+        about speed.
         """
         self.handover(source, target).observe(waited_s, now_s=now_s)
         self._any_handover.observe(waited_s, now_s=now_s)
         link = self.link(source, target)
-        if size_bytes <= 0 or transfer_s <= 0.0:
+        if size_bytes < _LINK_SAMPLE_BYTES_MIN or transfer_s <= 0.0:
             return
         if waited_s > 0.5 * transfer_s or size_bytes / transfer_s > link.per_s:
             link.observe(size_bytes, transfer_s, now_s=now_s)

@@ -117,3 +117,12 @@ def test_a_node_that_is_forgotten_leaves_nothing() -> None:
     assert not estimates._handovers
     assert not estimates._tries
     assert estimates.prefill(D).sample_count == 0
+
+
+def test_many_small_transfers_do_not_make_a_link_look_slow() -> None:
+    """Each takes its latency, several at once: together they carried far more than each seems."""
+    estimates = Estimates(EstimateSettings())
+    for _ in range(200):
+        estimates.observe_transfer(P, D, size_bytes=2048, transfer_s=0.04, waited_s=0.04, now_s=0.0)
+    assert estimates.link(P, D).per_s == EstimateSettings().link_bytes_per_s
+    assert estimates.handover(P, D).mean == pytest.approx(0.04, rel=0.1)
