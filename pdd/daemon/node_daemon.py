@@ -239,6 +239,9 @@ class _NodeDaemon:
         tasks.append(asyncio.create_task(jobs.wait_crashed()))
         tasks.append(asyncio.create_task(cache.run()))
         failed = asyncio.create_task(engine.wait_failed())
+        # What was loaded stays: a full collection would walk it while every sequence's token waits.
+        gc.collect()
+        gc.freeze()
         notify.notify_ready(grpc=address)
         try:
             await first_of(stop, failed, *tasks)

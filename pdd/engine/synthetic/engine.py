@@ -56,6 +56,9 @@ from pdd.transfer.pairing import RankConnection, RankLink
 
 log = structlog.get_logger(__name__)
 
+_READERS_AT_A_TIME = 128
+"""Fewer would share a message to their scheduler less well."""
+
 _CENSUS_INTERVAL_S = 1.0
 
 
@@ -118,6 +121,7 @@ class SyntheticEngine:
         self._counted: tuple[float, EngineStats | None, BlockCensus | None] = (0.0, None, None)
         self._pace = Pace(settings.step_s) if settings.step_s > 0 else None
         self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
+        self._fresh: list[Sequence] = []
         self._sampled: list[str] = []
         self._sampled_last: list[str] = []
         self._task: asyncio.Task[None] | None = None
@@ -339,6 +343,7 @@ class SyntheticEngine:
                 await self._spend(plan)
                 self._compute(plan)
                 self._log_step()
+                await self._hand_over()
             self._tell_cache()
             if plan.empty and not (plan.preempted and not planned_again):
                 if self._pace is not None:
@@ -482,8 +487,18 @@ class SyntheticEngine:
                 choice_index=sequence.choice.index,
             )
         )
-        sequence.reader.wake()
+        self._fresh.append(sequence)
         return reason is not None
+
+    async def _hand_over(self) -> None:
+        """Let the readers of this step's tokens run, some at a time: what the first ones say is on
+        its way while the others still turn tokens into text."""
+        fresh, self._fresh = self._fresh, []
+        for begin in range(0, len(fresh), _READERS_AT_A_TIME):
+            for sequence in fresh[begin : begin + _READERS_AT_A_TIME]:
+                sequence.reader.wake()
+            await asyncio.sleep(0)  # they run, and whoever sends is told
+            await asyncio.sleep(0)  # it sends
 
     def _logprobs(self, choice: Choice, job: Job) -> tuple[TokenLogprobs, ...]:
         count = job.sampling.logprobs
