@@ -476,8 +476,9 @@ class PathSection(Section):
     only."""
 
     mode: PathMode = PathMode.AUTO
-    """auto: by measured speeds; disaggregated: on a prefill node wherever possible (what pdd up
-    sets); local: never there."""
+    """auto: by measured speeds; disaggregated: on a prefill node wherever possible, but for
+    follow-up turns that add little to what the decode node holds (what pdd up sets); local: never
+    there."""
 
     local_prompt_tokens: Annotated[int, Field(ge=0, le=16_777_216)] = 0
     """Prompts of which at most so many tokens are to compute stay local. 0: as measured."""

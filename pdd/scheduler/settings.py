@@ -11,7 +11,7 @@ class PathMode(StrEnum):
     """How the path of a request is chosen where there is a choice."""
 
     AUTO = "auto"  # by what was measured
-    DISAGGREGATED = "disaggregated"  # always, while a prefill node has room
+    DISAGGREGATED = "disaggregated"  # while a prefill node has room; short follow-up turns stay
     LOCAL = "local"  # never; decode nodes compute their prompts
 
 

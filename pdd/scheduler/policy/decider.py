@@ -11,6 +11,8 @@ from pdd.core.requests import Path
 from pdd.core.sampling import Sampling
 from pdd.scheduler.settings import PathMode, PathSettings
 
+_IDLE_STALL_FACTOR = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathInputs:
@@ -21,6 +23,7 @@ class PathInputs:
     to come over its link; most of it passes while the prompt is computed. ``handover_s``: from
     first token to the moment when the decode node goes on, as measured. ``output_s``: the whole
     output, as long as expected. ``is_probe``: too little is known of the hand-over.
+    ``held_up_count``: sequences on the decode node that would wait while it computes.
     """
 
     prompt_tokens: int
@@ -32,23 +35,36 @@ class PathInputs:
     handover_s: float
     output_s: float
     is_probe: bool = False
+    held_up_count: int = 1
 
     @property
     def remainder_tokens(self) -> int:
         """What the decode node would have to compute."""
         return self.prompt_tokens - self.cached_tokens
 
+    @property
+    def is_follow_up(self) -> bool:
+        """Whether the decode node holds most of it already."""
+        return 2 * self.cached_tokens >= self.prompt_tokens
+
 
 def decide(inputs: PathInputs, settings: PathSettings) -> tuple[Path, str]:
     """The path where both are possible, and why, in words for an operator."""
-    if settings.mode is not PathMode.AUTO:
-        return Path(settings.mode.value), f"scheduler.path.mode is {settings.mode}"
+    if settings.mode is PathMode.LOCAL:
+        return Path.LOCAL, f"scheduler.path.mode is {settings.mode}"
     rest = inputs.remainder_tokens
+    here = f"computing {rest} tokens here takes {_ms(inputs.stall_s)}"
+    if inputs.is_follow_up and inputs.stall_s <= _stall_limit_s(inputs, settings):
+        return (
+            Path.LOCAL,
+            f"{inputs.cached_tokens} of {inputs.prompt_tokens} tokens are here; {here}",
+        )
+    if settings.mode is PathMode.DISAGGREGATED:
+        return Path.DISAGGREGATED, f"scheduler.path.mode is {settings.mode}"
     if 0 < settings.local_prompt_tokens_max >= rest:
         return Path.LOCAL, (
             f"{rest} tokens to compute, local up to {settings.local_prompt_tokens_max}"
         )
-    here = f"computing {rest} tokens here takes {_ms(inputs.stall_s)}"
     if inputs.is_probe and inputs.remainder_tokens > 1:
         return Path.DISAGGREGATED, "to measure the hand-over between these nodes"
     if inputs.transfer_s > inputs.stall_s and inputs.local_s <= inputs.remote_s + inputs.transfer_s:
@@ -57,11 +73,6 @@ def decide(inputs: PathInputs, settings: PathSettings) -> tuple[Path, str]:
         return Path.DISAGGREGATED, (
             f"{here}, more than running output may be held up ({_ms(settings.local_stall_s)})"
         )
-    if 2 * inputs.cached_tokens >= inputs.prompt_tokens:
-        return (
-            Path.LOCAL,
-            f"{inputs.cached_tokens} of {inputs.prompt_tokens} tokens are here; {here}",
-        )
     if inputs.stall_s <= inputs.handover_s:
         return Path.LOCAL, f"{here}, a hand-over {_ms(inputs.handover_s)}"
     if inputs.output_s <= inputs.handover_s:
@@ -69,6 +80,12 @@ def decide(inputs: PathInputs, settings: PathSettings) -> tuple[Path, str]:
             f"its output takes {_ms(inputs.output_s)}, a hand-over {_ms(inputs.handover_s)}"
         )
     return Path.DISAGGREGATED, f"{here}, a hand-over {_ms(inputs.handover_s)}"
+
+
+def _stall_limit_s(inputs: PathInputs, settings: PathSettings) -> float:
+    """For a follow-up turn. Where nobody is held up it is a question of the own client's wait, and
+    a hand-over would not be quicker before the remainder is long."""
+    return settings.local_stall_s * (1.0 if inputs.held_up_count else _IDLE_STALL_FACTOR)
 
 
 def _ms(seconds: float) -> str:

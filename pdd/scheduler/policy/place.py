@@ -272,6 +272,7 @@ class Policy:
             output_s=estimates.expected_output_tokens(max_tokens)
             / estimates.decode(target.name).per_s,
             is_probe=estimates.wants_probe(source.name, target.name, now_s=question.now_s),
+            held_up_count=target.sequence_count,
         )
 
 

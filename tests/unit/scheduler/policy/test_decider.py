@@ -30,6 +30,23 @@ def inputs(**changes: Any) -> PathInputs:
         ({}, Path.DISAGGREGATED, "may be held up"),
         # most of it is here, and the rest is short
         ({"cached_tokens": 1700, "stall_s": 0.06}, Path.LOCAL, "1700 of 2000 tokens are here"),
+        # ... which is worth no probe
+        (
+            {"cached_tokens": 1700, "stall_s": 0.06, "is_probe": True},
+            Path.LOCAL,
+            "1700 of 2000 tokens are here",
+        ),
+        # most of it is here, the rest is longer, and nobody runs there
+        (
+            {"cached_tokens": 1000, "stall_s": 0.4, "held_up_count": 0},
+            Path.LOCAL,
+            "1000 of 2000 tokens are here",
+        ),
+        (
+            {"cached_tokens": 1000, "stall_s": 0.6, "held_up_count": 0},
+            Path.DISAGGREGATED,
+            "may be held up",
+        ),
         # most of it is here, and the rest is long all the same
         ({"cached_tokens": 1000, "stall_s": 0.2}, Path.DISAGGREGATED, "may be held up"),
         # a short prompt: computing is quicker than handing over
@@ -79,6 +96,12 @@ def test_an_override_in_tokens_goes_before_measurements(tokens: int, path: Path)
 
 @pytest.mark.parametrize("mode", [PathMode.DISAGGREGATED, PathMode.LOCAL])
 def test_a_fixed_mode_asks_no_measurement(mode: PathMode) -> None:
-    path, reason = decide(inputs(cached_tokens=1999, stall_s=0.0), PathSettings(mode=mode))
+    path, reason = decide(inputs(cached_tokens=999, stall_s=0.0), PathSettings(mode=mode))
     assert path == mode.value
     assert mode in reason
+
+
+def test_a_short_follow_up_turn_stays_with_its_blocks_in_every_mode() -> None:
+    for mode in PathMode:
+        path, _ = decide(inputs(cached_tokens=1900, stall_s=0.02), PathSettings(mode=mode))
+        assert path is Path.LOCAL
