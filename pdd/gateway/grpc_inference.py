@@ -29,7 +29,7 @@ from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
 from pdd.gateway.open_requests import OpenRequests
 from pdd.gateway.reply import Progress, check_end
-from pdd.gateway.request_ids import new_request_id
+from pdd.gateway.request_ids import may_be_request_id, new_request_id
 from pdd.gateway.run import Run, RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.served import ServedModel
@@ -200,7 +200,8 @@ class InferenceServicer:
                     field="resume_from.next_token_index",
                 )
             known_id = RequestId(request.resume_from.request_id)
-            await self._runs.appear(known_id)
+            if may_be_request_id(known_id):
+                await self._runs.appear(known_id)
             run = self._runs.find(known_id, tenant=tenant)
         else:
             name = run_name(

@@ -11,6 +11,7 @@ from pdd.gateway.event_ids import START, Position, position_of, refuse_choices
 from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
+from pdd.gateway.request_ids import may_be_request_id
 from pdd.gateway.run import Run
 from pdd.gateway.runs import Runs
 from pdd.gateway.takeover import with_note
@@ -82,7 +83,8 @@ class StreamEndpoint:
     async def open(self, turn: Turn, tenant: str) -> Opened:
         """Whatever runs or ran under that id, from behind ``Last-Event-ID``."""
         request_id = RequestId(turn.request.path.removeprefix(STREAMS_PATH))
-        await self.runs.appear(request_id)
+        if may_be_request_id(request_id):
+            await self.runs.appear(request_id)
         run = self.runs.find(request_id, tenant=tenant)
         position = position_of(turn.request.header(b"last-event-id"), request_id=request_id)
         job = await run.job()

@@ -231,3 +231,12 @@ async def test_who_leaves_for_good_says_so_and_ends_the_request_for_all_who_foll
             assert gone.status == 410
         async with served.http.delete(f"{served.url}/v1/streams/r-nobody") as unknown:
             assert unknown.status == 404
+
+
+@pytest.mark.parametrize(("request_id", "waits"), [("r-" + "0" * 24, True), ("r-1", False)])
+async def test_only_what_may_be_a_request_is_waited_for(request_id: str, waits: bool) -> None:
+    async with front(script("a"), settings=GatewaySettings(resume_wait_s=60.0)) as served:
+        asked = asyncio.create_task(resumed(served, None, request_id))
+        done, _ = await asyncio.wait([asked], timeout=0.2)
+        assert bool(done) is not waits
+        asked.cancel()
