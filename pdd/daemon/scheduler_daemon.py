@@ -13,6 +13,7 @@ from pdd.config.sections import Config
 from pdd.control.cluster_server import ClusterServicer
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
+from pdd.core.identity import Role
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.directory_feed import DirectoryFeed
@@ -199,7 +200,7 @@ class _SchedulerDaemon:
 
     def _health(self) -> Health:
         prefill_count, decode_count = self._driver.ready_counts()
-        reason = "" if decode_count else "no decode node is ready"
+        reason = self._driver.not_ready_reason(Role.DECODE)
         if self._agreement.fault and not reason:
             reason = f"cordons and nodes' joins wait: {self._agreement.fault}"
         degraded = [

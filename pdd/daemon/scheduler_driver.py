@@ -70,6 +70,7 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
+from pdd.scheduler.nodes import not_ready_reason
 from pdd.scheduler.requests import Phase
 from pdd.scheduler.roles.book import RoleNews
 from pdd.scheduler.state import Counts
@@ -158,6 +159,10 @@ class SchedulerDriver:
         """``(prefill nodes, decode nodes)`` that take work."""
         ready = [node.role for node in self._core.nodes.values() if node.takes_work]
         return ready.count(Role.PREFILL), ready.count(Role.DECODE)
+
+    def not_ready_reason(self, role: Role) -> str:
+        """Why no node of a role takes work; empty where one does."""
+        return not_ready_reason(self._core.nodes.values(), role)
 
     @property
     def decision_counts(self) -> Counts:

@@ -219,14 +219,15 @@ def _refusal(state: State, request: GenerateRequest, verdict: NoRoom) -> PddErro
             choice_count=request.choice_count,
         )
     )
+    if not any(node.takes_work for node in decodes):
+        what = "try again later" if absent else "start one, or try again later"
+        return NodeUnavailable(f"{verdict.reason}: {what}")
     if absent:
         return NodeUnavailable(
             f"{verdict.reason}; {absent[0]} could hold it and is not ready: try again later"
         )
-    if any(node.takes_work for node in decodes):
-        code = "context_length_exceeded" if verdict.field == "max_tokens" else "invalid_value"
-        return InvalidRequest(verdict.reason, field=verdict.field, code=code)
-    return NodeUnavailable(f"{verdict.reason}: start one, or try again later")
+    code = "context_length_exceeded" if verdict.field == "max_tokens" else "invalid_value"
+    return InvalidRequest(verdict.reason, field=verdict.field, code=code)
 
 
 def _predicted_too_late(state: State, request: Request, now_s: float) -> AdmissionRejected | None:

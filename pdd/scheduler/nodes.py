@@ -1,8 +1,11 @@
 """The nodes as the scheduler sees them, and the leases that requests hold on their blocks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
+
+_NAMES_SHOWN_MAX = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,3 +230,28 @@ class Node:
         for part in (self.long, self.queued_tokens, self.inbound_bytes):
             assert part.keys() <= self.leases.keys(), f"{self.name}: kept without a lease"
         assert self.unleased_block_count() >= 0, f"{self.name} promised too many blocks"
+
+
+def not_ready_reason(nodes: Iterable[Node], role: Role) -> str:
+    """Why no node of a role takes work, for clients and operators; empty where one does."""
+    of_role = sorted((node for node in nodes if node.role is role), key=lambda node: node.name)
+    if any(node.takes_work for node in of_role):
+        return ""
+    cordoned = [node.name for node in of_role if node.state is NodeState.CORDONED]
+    lost = [node.name for node in of_role if node.state is NodeState.LOST]
+    told = []
+    if cordoned:
+        told.append(f"{_names(cordoned)} cordoned ('pdd node uncordon NODE' gives one back)")
+    if lost:
+        told.append(f"{_names(lost)} lost")
+    return f"no {role} node is ready: {', '.join(told) or 'none has joined'}"
+
+
+def _names(names: list[NodeName]) -> str:
+    """With their verb. All of some hundred would be no message."""
+    if len(names) == 1:
+        return f"{names[0]} is"
+    shown = names if len(names) <= _NAMES_SHOWN_MAX + 1 else names[:_NAMES_SHOWN_MAX]
+    last = shown[-1] if shown is names else f"{len(names) - len(shown)} more"
+    first = shown[:-1] if shown is names else shown
+    return f"{', '.join(first)} and {last} are"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pdd.core.identity import NodeName, Role
 from pdd.core.requests import Path
 from pdd.scheduler.estimates import Estimates
-from pdd.scheduler.nodes import Node
+from pdd.scheduler.nodes import Node, not_ready_reason
 from pdd.scheduler.policy.candidate import Candidate, Question
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
 from pdd.scheduler.policy.filters import why_not_choices
@@ -110,7 +110,8 @@ class Policy:
             )
         if not decodes:
             considered = Considered(prefill=prefill_choice)
-            return NoRoom(reason="no decode node is ready", ever=False, considered=considered)
+            reason = not_ready_reason(nodes.values(), Role.DECODE)
+            return NoRoom(reason=reason, ever=False, considered=considered)
         candidates = self._decode_candidates(question, decodes, nodes, source)
         decode_choice = self._decode.choose(candidates, question, key=key)
         target = decode_choice.chosen

@@ -1,14 +1,17 @@
 """Cordon, uncordon and drain by hand."""
 
-from pdd.core.identity import NodeName, NodeState, RequestId
-from pdd.scheduler.effects import Effect, NodeDrained, Submit
+from pdd.core.errors import NodeUnavailable
+from pdd.core.identity import NodeName, NodeState, RequestId, Role
+from pdd.scheduler.effects import Effect, Fail, NodeDrained, Submit
 from pdd.scheduler.events import (
     NodeCordoned,
+    NodeLost,
     NodeReported,
     NodeUncordoned,
     RequestArrived,
     RequestCancelled,
 )
+from pdd.scheduler.nodes import not_ready_reason
 from tests.builders import Cluster, make_identity, make_joined, make_request
 
 DECODE_0 = NodeName("decode-0")
@@ -115,3 +118,36 @@ def test_a_drain_of_a_node_that_comes_back_with_nothing_is_over_when_it_joins() 
     assert [one.identity.name for one in drained(cluster.step(make_joined("decode-0")))] == [
         DECODE_0
     ]
+
+
+def refusal(cluster: Cluster) -> str:
+    (effect,) = arrive(cluster, "r")
+    assert isinstance(effect, Fail)
+    assert isinstance(effect.error, NodeUnavailable)
+    return str(effect.error)
+
+
+def test_with_every_decode_node_cordoned_a_refusal_says_so() -> None:
+    cluster = Cluster("prefill-0", "decode-0", "decode-1")
+    cordon(cluster, message="swap NIC")
+    cluster.step(NodeCordoned(node=NodeName("decode-1"), is_drain=True, message=""))
+    why = refusal(cluster)
+    assert why == (
+        "no decode node is ready: decode-0 and decode-1 are cordoned ('pdd node uncordon NODE' "
+        "gives one back): try again later"
+    )
+    assert not_ready_reason(cluster.core.nodes.values(), Role.DECODE) in why
+    cluster.step(NodeUncordoned(node=DECODE_0))
+    assert not_ready_reason(cluster.core.nodes.values(), Role.DECODE) == ""
+
+
+def test_a_refusal_tells_cordoned_nodes_from_lost_ones() -> None:
+    cluster = Cluster("prefill-0", *(f"decode-{index}" for index in range(7)))
+    for index in range(6):
+        name = NodeName(f"decode-{index}")
+        cluster.step(NodeCordoned(node=name, is_drain=False, message=""))
+    cluster.step(NodeLost(identity=make_identity("decode-6"), reason="its stream broke"))
+    assert refusal(cluster).startswith(
+        "no decode node is ready: decode-0, decode-1, decode-2 and 3 more are cordoned "
+        "('pdd node uncordon NODE' gives one back), decode-6 is lost: "
+    )
