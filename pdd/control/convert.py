@@ -220,6 +220,7 @@ def _finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:
         reason=finish.reason,
         cached_tokens=facts.cached_tokens,
         computed_prompt_tokens=facts.computed_prompt_tokens,
+        forked_prompt_tokens=facts.forked_prompt_tokens,
         transferred_bytes=facts.transferred_bytes,
         queue_s=facts.queue_s,
         prefill_s=facts.prefill_s,
@@ -246,6 +247,7 @@ def finish_from_proto(message: cluster_pb2.NodeFinish) -> Finish:
         facts=EngineFacts(
             cached_tokens=message.cached_tokens,
             computed_prompt_tokens=message.computed_prompt_tokens,
+            forked_prompt_tokens=message.forked_prompt_tokens,
             transferred_bytes=message.transferred_bytes,
             queue_s=message.queue_s,
             prefill_s=message.prefill_s,

@@ -44,12 +44,15 @@ class EngineFacts:
 
     ``cached_tokens`` prompt tokens found in this node's own prefix cache;
     ``computed_prompt_tokens`` prompt positions this engine computed itself;
+    ``forked_prompt_tokens`` of these, the ones that a further choice of the request computed
+    though the node held them, because the engine cannot share them;
     ``transferred_bytes`` bytes the receiver verified;
     the times are this node's own, in seconds.
     """
 
     cached_tokens: int = 0
     computed_prompt_tokens: int = 0
+    forked_prompt_tokens: int = 0
     transferred_bytes: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0

@@ -522,6 +522,7 @@ class NodeJobs:
         return EngineFacts(
             cached_tokens=counted.cached_tokens,
             computed_prompt_tokens=counted.computed_prompt_tokens,
+            forked_prompt_tokens=counted.forked_prompt_tokens,
             transferred_bytes=counted.transferred_bytes,
             queue_s=max(started_s - running.submitted_s, 0.0),
             prefill_s=max(first_s - started_s, 0.0),

@@ -80,6 +80,7 @@ class JobFacts:
 
     cached_tokens: int = 0
     computed_prompt_tokens: int = 0
+    forked_prompt_tokens: int = 0
     transferred_bytes: int = 0
     transfer_s: float = 0.0
     started_s: float | None = None

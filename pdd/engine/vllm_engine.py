@@ -39,7 +39,7 @@ from pdd.connector.worker_side import WorkerSettings
 from pdd.core.blocks import BlockCensus
 from pdd.core.errors import InvalidRequest
 from pdd.core.frames import FinishReason, TokenLogprobs
-from pdd.core.identity import NodeIdentity, NodeName
+from pdd.core.identity import Forking, NodeIdentity, NodeName
 from pdd.core.ports import Clock
 from pdd.engine.cache_events import CacheListener
 from pdd.engine.link_server import LinkServer
@@ -54,6 +54,7 @@ from pdd.engine.port import (
     StepOutput,
 )
 from pdd.engine.vllm_cache_events import VllmCacheEvents
+from pdd.engine.vllm_forks import Forks, fork_key
 from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
 from pdd.model.digest import tokenizer_digest, weights_digest
@@ -94,6 +95,9 @@ class VllmEngine:
         self._link: LinkServer | None = None
         self._info: EngineInfo | None = None
         self._facts: dict[str, JobFacts] = {}
+        self._forks: dict[str, Forks] = {}
+        self._fork_facts: dict[str, tuple[JobFacts, int]] = {}  # by fork; and its given tokens
+        self._first_tokens: dict[str, Mapping[int, int]] = {}
         self._stats = EngineStats(
             free_block_count=0, running_sequence_count=0, waiting_sequence_count=0
         )
@@ -160,6 +164,7 @@ class VllmEngine:
                 "block_size": str(config.cache_config.block_size),
                 "tensor_parallel_size": str(self._settings.tensor_parallel_size),
             },
+            forking=Forking.SHARED if args["enable_prefix_caching"] else Forking.APART,
         )
         self._stats = EngineStats(
             free_block_count=self._info.block_count - 1,  # vLLM keeps one as the null block
@@ -175,17 +180,36 @@ class VllmEngine:
 
     async def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
         """See ``Engine.run``."""
+        self._facts[job.key] = JobFacts()
+        if len(job.choices) == 1:
+            outputs = self._run_one(job)
+        else:
+            forks = self._forks[job.key] = Forks(
+                job, run=self._run_one, first_tokens=lambda: self._first_tokens[job.key]
+            )
+            for choice in job.choices:
+                given = len(job.prompt_token_ids) + len(choice.emitted_token_ids)
+                self._fork_facts[fork_key(job.key, choice.index)] = self._facts[job.key], given
+            outputs = forks.outputs()
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()
+
+    async def _run_one(self, job: Job) -> AsyncGenerator[StepOutput, None]:
+        """A job of one choice, which may be a fork of another."""
         from vllm.inputs import tokens_input
 
         assert self._llm is not None, "run before start"
+        (choice,) = job.choices
         try:
             params = sampling_params(job, native_seeds=self._native_seeds)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        self._facts[job.key] = JobFacts()
         stream = self._llm.generate(
             tokens_input(
-                [*job.prompt_token_ids, *job.choices[0].emitted_token_ids],
+                [*job.prompt_token_ids, *choice.emitted_token_ids],
                 cache_salt=job.cache_salt or None,
             ),
             params,
@@ -194,18 +218,21 @@ class VllmEngine:
         )
         try:
             while (output := await _next_output(stream)) is not None:
-                yield self._step_output(output, job)
+                yield self._step_output(output, job, choice.index)
         finally:
             await stream.aclose()
 
     def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
-        """See ``Engine.first_tokens``."""
+        """See ``Engine.first_tokens``. The trunk's, if it goes on, is that of the first choice."""
         assert self._link is not None
-        (token_id,) = token_ids.values()
-        self._link.send_all(FirstToken(key=key, token_id=token_id))
+        self._first_tokens[key] = token_ids
+        self._link.send_all(FirstToken(key=key, token_id=token_ids[min(token_ids)]))
 
     def stop_choice(self, key: str, choice_index: int) -> None:
-        """See ``Engine.stop_choice``. There is only one, and it is stopped with its job."""
+        """See ``Engine.stop_choice``."""
+        forks = self._forks.get(key)
+        if forks is not None:
+            forks.stop(choice_index)
 
     def drop_source(self, key: str, reason: str) -> None:
         """See ``Engine.drop_source``."""
@@ -219,6 +246,11 @@ class VllmEngine:
     def forget(self, key: str) -> None:
         """See ``Engine.forget``."""
         self._facts.pop(key, None)
+        self._first_tokens.pop(key, None)
+        forks = self._forks.pop(key, None)
+        if forks is not None:
+            for choice in forks.job.choices:
+                self._fork_facts.pop(fork_key(key, choice.index), None)
 
     def stats(self) -> EngineStats:
         """See ``Engine.stats``."""
@@ -341,7 +373,7 @@ class VllmEngine:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _step_output(self, output: "RequestOutput", job: Job) -> StepOutput:
+    def _step_output(self, output: "RequestOutput", job: Job, choice_index: int) -> StepOutput:
         completion = output.outputs[0]
         logprobs: tuple[TokenLogprobs, ...] = ()
         if completion.logprobs is not None and job.sampling.logprobs is not None:
@@ -361,6 +393,7 @@ class VllmEngine:
             logprobs=logprobs,
             finish_reason=None if reason is None else _FINISH_REASONS[reason],
             stop_reason=completion.stop_reason,
+            choice_index=choice_index,
         )
 
     def _on_stats(self, usage: float, running: int, waiting: int) -> None:
@@ -381,6 +414,11 @@ class VllmEngine:
                     facts.started_s = facts.started_s or self._clock()
                     facts.cached_tokens = message.cached_token_count
                     facts.computed_prompt_tokens += message.end - message.start
+                elif message.key in self._fork_facts:
+                    facts, given = self._fork_facts[message.key]
+                    computed = max(min(message.end, given) - message.start, 0)
+                    facts.computed_prompt_tokens += computed
+                    facts.forked_prompt_tokens += computed
             case Ready() | LoadFailed():
                 self._on_loaded(message)
             case Control():

@@ -40,7 +40,7 @@ def sampling_params(job: Job, *, native_seeds: bool) -> "SamplingParams":
 def _sampling_params(job: Job, *, native_seeds: bool) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    sampling = job.sampling
+    sampling = job.sampling.of_choice(job.choices[0].index)
     done = first_output_index(job)
     max_tokens = 1 if job.kind is JobKind.PREFILL else sampling.max_tokens - done
     return SamplingParams(

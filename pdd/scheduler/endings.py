@@ -28,7 +28,7 @@ def complete(
     recomputed = (
         on_decode_node
         and request.path() is Path.DISAGGREGATED
-        and finish.facts.computed_prompt_tokens > 1
+        and finish.facts.computed_prompt_tokens - finish.facts.forked_prompt_tokens > 1
     )
     plan = request.plan
     if recomputed:

@@ -138,7 +138,7 @@ BAD_BODIES = {
     "wrong type": ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
     "temperature": ({"prompt": "x", "temperature": -1}, "temperature"),
     "token id": ({"prompt": [1, 10_000_000]}, "10000000"),
-    "n": ({"prompt": "x", "n": 3}, "n"),
+    "n": ({"prompt": "x", "n": 129}, "n"),
 }
 
 

@@ -251,7 +251,7 @@ class TokenFrame(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., tokens: _Optional[_Union[_inference_pb2.Tokens, _Mapping]] = ..., finish: _Optional[_Union[NodeFinish, _Mapping]] = ..., choice_index: _Optional[int] = ...) -> None: ...
 
 class NodeFinish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "cached_tokens", "computed_prompt_tokens", "transferred_bytes", "queue_s", "prefill_s", "transfer_s", "decode_s")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "cached_tokens", "computed_prompt_tokens", "transferred_bytes", "queue_s", "prefill_s", "transfer_s", "decode_s", "forked_prompt_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class NodeFinish(_message.Message):
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    FORKED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     stop_string: str
     stop_token_id: int
@@ -272,7 +273,8 @@ class NodeFinish(_message.Message):
     prefill_s: float
     transfer_s: float
     decode_s: float
-    def __init__(self, reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    forked_prompt_tokens: int
+    def __init__(self, reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., forked_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class NodeRequestFailed(_message.Message):
     __slots__ = ("request_id", "generation", "kind", "message")

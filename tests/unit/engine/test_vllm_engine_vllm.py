@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,7 +88,7 @@ class Engine:
     def __init__(self, *, ranks: int) -> None:
         self.now_s = 10.0
         self.engine = VllmEngine(
-            settings=SimpleNamespace(tensor_parallel_size=ranks),  # type: ignore[arg-type]
+            settings=SimpleNamespace(tensor_parallel_size=ranks, rpc_dir=Path("none")),  # type: ignore[arg-type]
             identity=make_identity("decode-0"),
             tokenizer=None,  # type: ignore[arg-type]
             clock=lambda: self.now_s,
@@ -157,6 +158,19 @@ async def test_progress_is_summed_and_starts_the_clock_once() -> None:
     facts = engine.engine.facts(KEY)
     assert (facts.cached_tokens, facts.computed_prompt_tokens) == (4, 26)
     assert facts.started_s == 11.0
+
+
+async def test_what_forks_compute_again_is_told_with_their_job_and_apart() -> None:
+    """Prompt of 20 tokens, 16 of them in the cache; a decode job's fork has its first token too."""
+    engine = Engine(ranks=1)
+    engine.engine._fork_facts[f"{KEY}#1"] = engine.engine._facts[KEY], 20
+    engine.say(
+        0,
+        Progress(key=f"{KEY}#1", start=16, end=21, prompt_token_count=21, cached_token_count=16),
+    )
+    facts = engine.engine.facts(KEY)
+    assert (facts.computed_prompt_tokens, facts.forked_prompt_tokens) == (4, 4)
+    assert facts.cached_tokens == 0, "the prompt's own cache hits are those of its trunk"
 
 
 async def test_the_latest_counters_are_kept() -> None:

@@ -1,6 +1,7 @@
 """What each kind of job asks of vLLM, and that vLLM takes it."""
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,7 +166,7 @@ def test_what_vllm_refuses_is_a_value_error() -> None:
 
 async def test_and_the_engine_says_that_the_request_is_at_fault() -> None:
     engine = VllmEngine(
-        settings=SimpleNamespace(),  # type: ignore[arg-type]
+        settings=SimpleNamespace(rpc_dir=Path("none")),  # type: ignore[arg-type]
         identity=make_identity("decode-0"),
         tokenizer=letter_tokenizer(),
         clock=lambda: 0.0,

@@ -144,6 +144,23 @@ def test_the_request_ends_with_its_last_choice() -> None:
     assert told.transferred_bytes == 99
 
 
+@pytest.mark.parametrize(
+    ("computed", "forked", "path"),
+    [(44, 44, Path.DISAGGREGATED), (45, 44, Path.DISAGGREGATED), (84, 44, Path.LOCAL)],
+    ids=["forks only", "and the last position", "and lost blocks"],
+)
+def test_what_forks_compute_again_is_told_and_is_no_lost_block(
+    computed: int, forked: int, path: Path
+) -> None:
+    cluster = cluster_of()
+    decoding(cluster, 2)
+    cluster.step(finished(0))
+    finish = make_finish(computed_prompt_tokens=computed, forked_prompt_tokens=forked)
+    (told,) = cluster.step(replace(finished(1), finish=finish))
+    assert isinstance(told, Complete)
+    assert (told.plan.path, told.decode_computed_prompt_tokens) == (path, computed)
+
+
 class TestANodeIsLost:
     def test_only_what_has_not_ended_is_resumed(self) -> None:
         cluster = cluster_of("decode-1")
