@@ -60,7 +60,7 @@ def test_events_carry_one_token_each_and_end_with_done(pair: Cluster) -> None:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["x-pdd-path"] == "disaggregated"
         request_id = response.headers["x-pdd-request-id"]
-        lines = [line for line in response.iter_lines() if line]
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     usage = events[-1]["usage"]
