@@ -621,7 +621,7 @@ class SchedulerDriver:
             if (
                 request.phase is Phase.DECODING
                 and frame.first_token_index + 1 < request.grows_at_tokens
-                and request.runs_on() == node
+                and (request.decode or request.prefill) == node  # ``runs_on``
             ):  # nearly always: nothing is left to check, and to the core it means nothing
                 try:
                     stream.show(frame)

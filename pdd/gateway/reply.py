@@ -152,28 +152,29 @@ class Reply(ABC):
         """What the client gets for one frame; b"" when its text is held back, or was seen."""
         choice = self._choices[frame.choice_index]
         choice.progress.advance(frame)
+        text = frame.text
         self._token_count += len(frame.token_ids)
         if frame.first_token_index < self._position.token_count:
             self._pass_over(frame)
             return b""
         if frame.finish is not None:
-            events = self._text_event(choice, frame) if frame.token_ids or frame.text else b""
+            events = self._text_event(choice, frame) if frame.token_ids or text else b""
             return events + self._choice_event(self.end_choice(frame.finish, frame.choice_index))
-        return self._text_event(choice, frame)
+        if not self._is_plain:
+            return self._text_event(choice, frame)
+        # Nearly always, and written out: what is done here, every token pays for.
+        if not text:
+            return b""
+        count = b"%d" % self._token_count
+        return b"".join((self._id_before, count, choice.before, json_string(text), choice.after))
 
     def _text_event(self, choice: _Choice, frame: Frame) -> bytes:
         if self._is_plain:
             if not frame.text:
                 return b""
-            return b"".join(
-                (
-                    self._id_before,
-                    b"%d" % self._token_count,
-                    choice.before,
-                    json_string(frame.text),
-                    choice.after,
-                )
-            )
+            text = json_string(frame.text)
+            count = b"%d" % self._token_count
+            return b"".join((self._id_before, count, choice.before, text, choice.after))
         shown = self.text_choice(frame.text, frame.choice_index)
         if self.job.request.sampling.logprobs is not None:
             shown["logprobs"] = self.logprobs_of(frame.logprobs, frame.choice_index)

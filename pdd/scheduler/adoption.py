@@ -30,7 +30,7 @@ def adopt(state: State, node: Node, held: HeldSequence, now_s: float) -> list[Ef
     max_tokens = held.request.sampling.max_tokens
     request.is_whole = looks_back(held.request.sampling) is not None
     needed = held.output_token_count + 2 * GROWTH_AHEAD_TOKENS
-    request.granted_tokens = max_tokens if request.is_whole else min(needed, max_tokens)
+    request.grant(max_tokens if request.is_whole else min(needed, max_tokens))
     prompt_token_count = len(held.request.prompt_token_ids)
     blocks = node.blocks_for(prompt_token_count + request.granted_tokens)
     announced = Announce(request_id=request_id, plan=_announced(request))

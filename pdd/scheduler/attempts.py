@@ -31,7 +31,7 @@ def start(state: State, request: Request, question: Question, placement: Placeme
     request.enter(Phase.PREFILLING)
     if request.first_token_s is None:  # else the client waits for decoding, not in a queue
         request.placed_s = now_s
-    request.granted_tokens = question.granted_output_tokens
+    request.grant(question.granted_output_tokens)
     if request.blocked_s is not None:
         request.waited_for_prefill = state.roles.waits_for_prefill
     request.blocked_s = None

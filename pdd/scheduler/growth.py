@@ -52,7 +52,7 @@ def grew(state: State, event: SequenceGrew) -> list[Effect]:
         if giver is request:
             return effects
     node.grow(request.id, blocks=blocks)
-    request.granted_tokens = granted
+    request.grant(granted)
     return effects
 
 

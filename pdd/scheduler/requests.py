@@ -54,6 +54,7 @@ class Request:
     keys: bytes = b""
     caller: bytes = b""
     granted_tokens: int = 0
+    grows_at_tokens: int = 1 - GROWTH_AHEAD_TOKENS
     is_whole: bool = False
     interruption: str = ""
     blocked_s: float | None = None
@@ -102,12 +103,12 @@ class Request:
         """Its id."""
         return self.request.request_id
 
-    @property
-    def grows_at_tokens(self) -> int:
-        """Output tokens at which it needs a longer lease; beyond all outputs if it never does."""
-        if self.granted_tokens >= self.request.sampling.max_tokens:
-            return self.request.sampling.max_tokens + 1
-        return self.granted_tokens - GROWTH_AHEAD_TOKENS + 1
+    def grant(self, tokens: int) -> None:
+        """Its leases allow for so many output tokens of each choice."""
+        self.granted_tokens = tokens
+        max_tokens = self.request.sampling.max_tokens
+        grows = tokens < max_tokens
+        self.grows_at_tokens = tokens - GROWTH_AHEAD_TOKENS + 1 if grows else max_tokens + 1
 
     @property
     def resumed(self) -> bool:
