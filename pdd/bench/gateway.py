@@ -11,12 +11,14 @@ Phases, each on a synthetic cluster of its own:
 Scheduler CPU is user and system time of the scheduler's whole process tree, from just before the
 first request until the last answer has ended, over all tokens (or requests) of that time: opening
 and ending streams, metrics (read once a second), usage and logs are in it. Nodes, generator and
-scheduler share this machine; their CPU is reported beside it.
+scheduler share this machine; their CPU is reported beside it, and where a rate was not reached,
+what it was limited by. The scheduler has a core for itself if there are two (see ``cores``).
 
 The document (null: that phase was not run; other keys are only ever added)::
 
     streams, duration_s                    as asked for
     tokens_per_s                           while all streams were open (``steady_tokens_per_s``)
+    limited_by, fast_limited_by            what kept it from the rate asked for; "" for nothing
     tokens_expected, _delivered            events with a text
     tokens_lost, tokens_doubled            against the oracle; a wrong token is one of each
     added_itl_p99_ms, added_itl_ms         see ``gateway_figures``; delivery_ms, streams_unmatched
@@ -41,6 +43,7 @@ from typing import Any, TypeVar
 
 from pdd.bench.ceiling import measure_ceiling
 from pdd.bench.cluster import RunningCluster
+from pdd.bench.cores import limited_by, plan_cores
 from pdd.bench.gateway_cluster import with_synthetic_cluster
 from pdd.bench.gateway_expected import ROW_BYTES, Oracle
 from pdd.bench.gateway_figures import added_itl, steady_tokens_per_s
@@ -49,7 +52,7 @@ from pdd.bench.percentiles import summary
 from pdd.bench.process_tree import tree_usage
 from pdd.bench.prompts import Calibration, Piece
 from pdd.bench.report import warnings
-from pdd.bench.samples import Outcome
+from pdd.bench.samples import Outcome, Samples
 from pdd.bench.target import BodyMaker, BodyOptions, Endpoint, Target
 from pdd.bench.workers import Load, run_load
 from pdd.bench.workload import PlannedRequest, Shape
@@ -74,6 +77,7 @@ _MODEL = "synthetic"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
     """``rate_per_s`` and ``fast_rate_per_s``: tokens per stream and second.
+    ``divide_cores``: the scheduler has a core for itself (see ``cores``).
     ``memory_requests``: RSS after so many requests is compared with that after a tenth; 0: not."""
 
     streams: int = 500
@@ -85,7 +89,8 @@ class GatewayOptions:
     clients: int = 64
     memory_requests: int = 100_000
     prefill_count: int = 1
-    decode_count: int = 2
+    decode_count: int = 1
+    divide_cores: bool = True
     process_count: int = 1
     seed: int = 1
     phases: tuple[str, ...] = PHASES
@@ -104,6 +109,15 @@ class Measured:
     rss_before_bytes: int
     rss_most_bytes: int
     wall_s: float
+    busiest_node_cpu_s: float
+
+    def busy_cores(self) -> dict[str, float]:
+        """By process that has one thread for most of its work."""
+        return {
+            "the scheduler": self.scheduler_cpu_s / self.wall_s,
+            "a node": self.busiest_node_cpu_s / self.wall_s,
+            "the generator": self.load.generator.busiest_cpu_fraction,
+        }
 
 
 class GatewayBench:
@@ -120,6 +134,7 @@ class GatewayBench:
         self._say = say
         self._environment = environment
         self._oracle = Oracle()
+        self._cores = plan_cores(tuple(os.sched_getaffinity(0)), divide=options.divide_cores)
         self.document: dict[str, Any] = {
             "streams": options.streams,
             "duration_s": options.duration_s,
@@ -133,6 +148,8 @@ class GatewayBench:
                 "cpus": os.cpu_count(),
                 "usable_cpus": len(os.sched_getaffinity(0)),
                 "load_before": round(os.getloadavg()[0], 2),
+                "scheduler_cores": list(self._cores.scheduler),
+                "other_cores": list(self._cores.others),
             },
             "failed": 0,
             "rejected": 0,
@@ -178,6 +195,7 @@ class GatewayBench:
         opened = measured.rss_most_bytes - measured.rss_before_bytes
         self.document |= {
             "tokens_per_s": round(steady_tokens_per_s(samples), 1),
+            "limited_by": self._limit(measured, samples, options.rate_per_s),
             "tokens_expected": count * options.streams,
             "tokens_delivered": events,
             "tokens_lost": int(samples.tokens_lost.sum()),
@@ -202,6 +220,7 @@ class GatewayBench:
         self.document |= {
             "ceiling_tokens_per_s": round(steady_tokens_per_s(samples), 1),
             "fast_offered_tokens_per_s": options.streams * options.fast_rate_per_s,
+            "fast_limited_by": self._limit(measured, samples, options.fast_rate_per_s),
             "fast_tokens_lost": int(samples.tokens_lost.sum()),
             "fast_tokens_doubled": int(samples.tokens_doubled.sum()),
             "scheduler_cpu_us_per_token_fast": _us(measured.scheduler_cpu_s, events),
@@ -209,6 +228,14 @@ class GatewayBench:
             "node_cpu_us_per_token_fast": _us(measured.node_cpu_s, events),
         }
         self._note(measured, "fast")
+
+    def _limit(self, measured: Measured, samples: Samples, rate_per_s: float) -> str:
+        return limited_by(
+            measured.busy_cores(),
+            core_count=len({*self._cores.scheduler, *self._cores.others}),
+            reached=steady_tokens_per_s(samples),
+            offered=self._options.streams * rate_per_s,
+        )
 
     def _requests(self) -> None:
         self._with_cluster(self._request_loads, {"synthetic.time_scale": "0"})
@@ -332,7 +359,7 @@ class GatewayBench:
         metrics = f"{cluster.record.http}/metrics"
 
         def on_begin() -> None:
-            before.append((tree_usage(pid), _cpu_of(nodes), time.monotonic()))
+            before.append((tree_usage(pid), _cpu_of_each(nodes), time.monotonic()))
 
         def on_progress(progress: Progress) -> None:
             most[0] = max(most[0], tree_usage(pid).rss_bytes)
@@ -346,17 +373,22 @@ class GatewayBench:
                 on_begin=on_begin,
                 interrupt=cluster.interrupt,
             )
-        after, nodes_after_s, ended_s = tree_usage(pid), _cpu_of(nodes), time.monotonic()
+        after, nodes_after_s, ended_s = tree_usage(pid), _cpu_of_each(nodes), time.monotonic()
         [(usage, nodes_before_s, began_s)] = before
         if load.interrupted:
             raise PddError("the measurement was interrupted")
+        node_cpu_s = [
+            after_s - before_s
+            for after_s, before_s in zip(nodes_after_s, nodes_before_s, strict=True)
+        ]
         return Measured(
             load=load,
             scheduler_cpu_s=after.cpu_s - usage.cpu_s,
-            node_cpu_s=nodes_after_s - nodes_before_s,
+            node_cpu_s=sum(node_cpu_s),
             rss_before_bytes=usage.rss_bytes,
             rss_most_bytes=max(most[0], after.rss_bytes),
             wall_s=ended_s - began_s,
+            busiest_node_cpu_s=max(node_cpu_s),
         )
 
     def _with_cluster(self, work: Callable[[RunningCluster], T], more: dict[str, str]) -> T:
@@ -375,6 +407,7 @@ class GatewayBench:
             work,
             prefill_count=options.prefill_count,
             decode_count=options.decode_count,
+            cores=self._cores,
             settings=settings,
             report=lambda text: None,
             environment=self._environment,
@@ -411,8 +444,8 @@ def _us(cpu_s: float, count: int) -> float | None:
     return round(cpu_s / count * 1e6, 2) if count else None
 
 
-def _cpu_of(pids: list[int]) -> float:
-    return sum(tree_usage(pid).cpu_s for pid in pids)
+def _cpu_of_each(pids: list[int]) -> list[float]:
+    return [tree_usage(pid).cpu_s for pid in pids]
 
 
 def _read_metrics(url: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pdd.bench.cluster import ClusterPlan, RunningCluster, with_cluster
+from pdd.bench.cores import CorePlan, kept_to, move_tree, plan_cores
 from pdd.config.sources import Flag
 from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
 from pdd.engine.synthetic.model import resolve_synthetic_model
@@ -23,8 +24,14 @@ def with_synthetic_cluster(
     settings: Mapping[str, str],
     report: Callable[[str], None],
     environment: Mapping[str, str],
+    cores: CorePlan | None = None,
 ) -> T:
-    """See ``cluster.with_cluster``."""
+    """See ``cluster.with_cluster``.
+
+    Args:
+        cores: nodes, and whatever ``work`` starts, keep to ``others``; None: all use all.
+    """
+    cores = cores or plan_cores(tuple(os.sched_getaffinity(0)), divide=False)
 
     def plan(state_dir: Path) -> ClusterPlan:
         model_path, model_name = resolve_synthetic_model(None, state_dir=state_dir)
@@ -44,8 +51,14 @@ def with_synthetic_cluster(
                 for name, text in settings.items()
             ),
         )
-        cores = sorted(os.sched_getaffinity(0))
-        daemons = plan_cluster(options, cores=cores, gpus=(), environment=environment)
+        daemons = plan_cluster(options, cores=cores.others, gpus=(), environment=environment)
         return ClusterPlan(daemons=daemons, model_name=model_name)
 
-    return with_cluster(plan, work, start_timeout_s=_START_TIMEOUT_S, report=report)
+    def with_divided_cores(cluster: RunningCluster) -> T:
+        move_tree(cluster.scheduler_pid, cores.scheduler)
+        return work(cluster)
+
+    with kept_to(cores.others):
+        return with_cluster(
+            plan, with_divided_cores, start_timeout_s=_START_TIMEOUT_S, report=report
+        )

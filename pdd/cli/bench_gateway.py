@@ -12,6 +12,7 @@ from pdd.cli.output import print_json, print_table, say
 _PHASES = ("streams", "fast", "requests")
 _ROWS = (
     ("tokens_per_s", "tokens/s through one scheduler process"),
+    ("limited_by", "limited by"),
     ("tokens_delivered", "tokens delivered"),
     ("tokens_lost", "tokens lost (or wrong)"),
     ("tokens_doubled", "tokens doubled (or wrong)"),
@@ -21,6 +22,7 @@ _ROWS = (
     ("node_cpu_us_per_token", "nodes' CPU per token, us"),
     ("scheduler_rss_mib_per_stream", "scheduler memory per stream, MiB"),
     ("ceiling_tokens_per_s", "most tokens/s"),
+    ("fast_limited_by", "limited by"),
     ("scheduler_cpu_us_per_token_fast", "scheduler CPU per token then, us"),
     ("requests_per_s_1tok", "1-token answers/s"),
     ("scheduler_cpu_us_per_request_1tok", "scheduler CPU per 1-token answer, us"),
@@ -89,7 +91,13 @@ def add_to(group: click.Group) -> None:
     help="Compare memory after so many requests with that after a tenth. 0: do not.",
 )
 @click.option("--prefill", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--decode", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--decode", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option(
+    "--divide-cores/--share-cores",
+    default=True,
+    show_default=True,
+    help="The scheduler has a core for itself, if there are two.",
+)
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
@@ -140,6 +148,7 @@ def gateway(
         memory_requests=given["memory_requests"],
         prefill_count=prefill,
         decode_count=decode,
+        divide_cores=given["divide_cores"],
         process_count=given["processes"],
         seed=given["seed"],
         phases=tuple(name for name in _PHASES if not phases or name in phases),
@@ -157,7 +166,9 @@ def gateway(
         print_json(bench.document)
     else:
         rows = [(name, bench.document.get(key)) for key, name in _ROWS]
-        print_table(("", "VALUE"), [(name, value) for name, value in rows if value is not None])
+        print_table(
+            ("", "VALUE"), [(name, value) for name, value in rows if value not in (None, "")]
+        )
         for name, error in bench.document["errors"].items():
             click.echo(f"  {name}: {error['count']}  {error['example']}")
     if interrupted:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdd.bench.cores import CorePlan, kept_to, limited_by, move_tree, plan_cores
 from pdd.bench.gateway_expected import Oracle
 from pdd.bench.gateway_figures import added_itl, steady_tokens_per_s
 from pdd.bench.process_tree import tree_usage
@@ -122,3 +123,54 @@ def test_the_oracle_says_the_same_words_again_and_others_for_another_prompt():
 def test_wrong_options_are_refused_before_anything_starts(arguments, message, capsys):
     assert main(["bench", "gateway", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_scheduler_has_a_core_for_itself_where_there_are_two():
+    assert plan_cores([3, 1, 2], divide=True) == CorePlan(scheduler=(1,), others=(2, 3))
+    assert plan_cores([3, 1], divide=False) == CorePlan(scheduler=(1, 3), others=(1, 3))
+    assert plan_cores([4], divide=True) == CorePlan(scheduler=(4,), others=(4,))
+
+
+def test_a_process_that_is_moved_takes_its_threads_and_children_along():
+    core = min(os.sched_getaffinity(0))
+    code = (
+        "import subprocess, sys, threading\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "threading.Event().wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            move_tree(process.pid, [core])
+            tasks = os.listdir(f"/proc/{process.pid}/task")
+            assert len(tasks) == 2
+            for task in (*tasks, child):
+                assert os.sched_getaffinity(int(task)) == {core}
+        finally:
+            process.kill()
+    with kept_to([core]):
+        assert os.sched_getaffinity(0) == {core}
+
+
+@pytest.mark.parametrize(
+    ("busy", "reached", "said"),
+    [
+        ({"the scheduler": 0.2, "a node": 0.5}, 99.0, ""),
+        ({"the scheduler": 0.9, "a node": 0.5}, 50.0, "the scheduler, which has one thread"),
+        (
+            {"the scheduler": 0.8, "a node": 0.8, "the generator": 0.2},
+            50.0,
+            "this machine's 2 cores",
+        ),
+        ({"the scheduler": 0.1, "a node": 0.2}, 50.0, "waiting: neither"),
+    ],
+)
+def test_what_a_rate_was_limited_by_is_said(busy, reached, said):
+    found = limited_by(busy, core_count=2, reached=reached, offered=100.0)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
