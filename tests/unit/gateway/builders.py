@@ -1,6 +1,8 @@
 """What the gateway's tests are made of: a scripted scheduler, a letter tokenizer, real sockets."""
 
 import asyncio
+import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -240,6 +242,34 @@ class Flood(Played):
             await asyncio.sleep(0)
 
 
+class FullPipe(Played):
+    """Sends until the kernel's buffers and the transport's are full and a bit is held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = asyncio.Event()
+
+    async def play(self, request: GenerateRequest, sink: Sink) -> None:
+        sink.planned(PLAN)
+        text = "x" * 50_000
+        index, held_back = 0, 0
+        while held_back < 2:
+            sink.tokens(
+                Frame(
+                    request_id=request.request_id,
+                    first_token_index=index,
+                    token_ids=(1,),
+                    text_offset=index * len(text),
+                    text=text,
+                )
+            )
+            index += 1
+            held_back += sink._turn.wire.write_paused  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        self.full.set()
+        await asyncio.Event().wait()
+
+
 class Front:
     """A served application and what stands behind it."""
 
@@ -277,6 +307,7 @@ async def front(
     inference: Any = None,
     tokenizer: Any = None,
     port: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Front]:
     """The application on a real loopback socket."""
     settings = GatewaySettings(shutdown_grace_s=0.05) if settings is None else settings
@@ -295,6 +326,7 @@ async def front(
         ),
         host="127.0.0.1",
         port=port,
+        tls=tls,
     )
     port = server.port
     url = f"http://127.0.0.1:{port}"
@@ -320,6 +352,24 @@ async def post(
     """POST a JSON body; status, parsed answer, headers."""
     async with served.http.post(f"{served.url}{path}", json=body, **kwargs) as response:
         return response.status, await response.json(), response.headers.copy()
+
+
+async def send_raw(
+    served: "Front",
+    path: str,
+    body: dict[str, Any],
+    *,
+    headers: bytes = b"",
+    tls: ssl.SSLContext | None = None,
+) -> asyncio.StreamWriter:
+    """A request on a connection of its own, which the test can cut at any time."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=tls)
+    writer.reader = reader  # type: ignore[attr-defined]  # keep it alive with the writer
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(raw)}\r\n".encode() + headers + b"\r\n" + raw)
+    await writer.drain()
+    return writer
 
 
 async def soon(event: asyncio.Event) -> None:

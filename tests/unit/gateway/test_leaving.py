@@ -2,40 +2,22 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from pdd.core.frames import Frame
-from pdd.core.ports import Sink
-from pdd.core.requests import GenerateRequest
 from pdd.gateway.settings import GatewaySettings
 from tests.sinks import Planned
 from tests.unit.gateway.builders import (
     PLAN,
     Flood,
-    Front,
-    Played,
+    FullPipe,
     frames,
     front,
     post,
     script,
+    send_raw,
     soon,
 )
-
-
-async def send_raw(
-    served: Front, path: str, body: dict[str, Any], *, headers: bytes = b""
-) -> asyncio.StreamWriter:
-    """A request on a connection of its own, which the test can cut at any time."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.reader = reader  # type: ignore[attr-defined]  # keep it alive with the writer
-    raw = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(raw)}\r\n".encode() + headers + b"\r\n" + raw)
-    await writer.drain()
-    return writer
-
 
 PHASES = {
     "waiting for a plan": lambda gate: [gate],
@@ -207,34 +189,6 @@ async def test_stopping_ends_open_streams_with_an_error_event() -> None:
         assert "this scheduler is stopping" in text
         assert "[DONE]" not in text
         assert served.inference.open_count == 0
-
-
-class FullPipe(Played):
-    """Sends until the kernel's buffers and the transport's are full and a bit is held back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.full = asyncio.Event()
-
-    async def play(self, request: GenerateRequest, sink: Sink) -> None:
-        sink.planned(PLAN)
-        text = "x" * 50_000
-        index, held_back = 0, 0
-        while held_back < 2:
-            sink.tokens(
-                Frame(
-                    request_id=request.request_id,
-                    first_token_index=index,
-                    token_ids=(1,),
-                    text_offset=index * len(text),
-                    text=text,
-                )
-            )
-            index += 1
-            held_back += sink._turn.wire.write_paused  # type: ignore[attr-defined]
-            await asyncio.sleep(0)
-        self.full.set()
-        await asyncio.Event().wait()
 
 
 async def test_stopping_ends_the_stream_of_a_slow_reader_with_an_error_event_too() -> None:
