@@ -56,11 +56,11 @@ async def _check(cuts: list[list[int]]) -> None:
         else:
             stream.show(frame(start, end))
             reached = max(reached, end)
-        assert stream.token_ids == list(range(100, 100 + reached))
-        assert stream.text_length == SHOWN[reached]
+        assert stream.choices[0].token_ids == list(range(100, 100 + reached))
+        assert stream.choices[0].text_length == SHOWN[reached]
 
     shown = [event.frame for event in sink.events if isinstance(event, Delta)]
-    assert [token for one in shown for token in one.token_ids] == stream.token_ids
+    assert [token for one in shown for token in one.token_ids] == stream.choices[0].token_ids
     assert "".join(one.text for one in shown) == TEXT[: SHOWN[reached]]
     tokens, characters = 0, 0
     for one in shown:

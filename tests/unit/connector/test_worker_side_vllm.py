@@ -1,6 +1,7 @@
 """The worker half between a scripted transfer engine and a scripted link; no vLLM engine."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,8 +92,8 @@ class ScriptedEngine:
     def disconnect(self, peer: Peer) -> None:
         self.calls.append(("disconnect", peer))
 
-    def connections(self) -> tuple[Connection, ...]:
-        return self.open
+    def look(self, answer: Callable[[tuple[Connection, ...]], None]) -> None:
+        answer(self.open)
 
 
 class ScriptedLink:
