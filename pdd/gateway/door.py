@@ -4,7 +4,7 @@ HTTP handlers and the gRPC servicer both call it; the latter turns its message i
 body first. Everything is checked here, so that no engine ever sees a request it must refuse.
 """
 
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from pdd.core.identity import RequestId
 from pdd.core.requests import DEFAULT_TENANT, GenerateRequest
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import shorten
-from pdd.gateway.sampling_fields import INT64_MAX, SharedFields, check_token_ids, to_sampling
+from pdd.gateway.sampling_fields import SharedFields, check_token_ids, to_sampling
 from pdd.gateway.schema_chat import ChatFields, check_chat, template_messages
 from pdd.gateway.schema_completions import (
     DEFAULT_MAX_TOKENS,
@@ -28,7 +28,7 @@ from pdd.gateway.tokenizer import ChatPrompt, Tokenizer
 
 def random_seed() -> int:
     """Draws for a request that names no seed; fixed once, so it can move between engines."""
-    return secrets.randbelow(INT64_MAX)
+    return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 class Door:

@@ -1,6 +1,7 @@
 """pydantic's findings as one error that names field, bound and value."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -21,11 +22,16 @@ def validate(schema: type[Schema], body: Mapping[str, object]) -> Schema:
     Raises:
         InvalidRequest: ``field`` is the path of the first fault, the message lists them.
     """
-    kept = without_other_fields(body, known=frozenset(schema.model_fields))
+    kept = without_other_fields(body, known=_known_fields(schema))
     try:
         return schema.model_validate(kept)
     except ValidationError as error:
         raise _invalid(error) from error
+
+
+@cache  # of the endpoints' few schemas
+def _known_fields(schema: type[BaseModel]) -> frozenset[str]:
+    return frozenset(schema.model_fields)
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

@@ -56,7 +56,7 @@ from pdd.transfer.pairing import RankConnection, RankLink
 
 log = structlog.get_logger(__name__)
 
-_READERS_AT_A_TIME = 128
+_READERS_AT_A_TIME = 256
 """Fewer would share a message to their scheduler less well."""
 
 _CENSUS_INTERVAL_S = 1.0
