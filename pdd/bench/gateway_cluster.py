@@ -8,7 +8,7 @@ from typing import TypeVar
 from pdd.bench.cluster import ClusterPlan, RunningCluster, with_cluster
 from pdd.bench.cores import CorePlan, kept_to, move_tree, plan_cores
 from pdd.config.sources import Flag
-from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
+from pdd.daemon.supervisor_layout import SchedulerPorts, UpOptions, plan_cluster
 from pdd.engine.synthetic.model import resolve_synthetic_model
 from pdd.replication.local_group import free_ports
 
@@ -42,8 +42,7 @@ def with_synthetic_cluster(
             prefill_count=prefill_count,
             decode_count=decode_count,
             threads_per_node=1,
-            http_port=http_port,
-            grpc_port=grpc_port,
+            schedulers=(SchedulerPorts(http=http_port, grpc=grpc_port, raft=0),),
             model_path=model_path,
             model_name=model_name,
             flags=tuple(

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pdd.bench.cluster import ClusterPlan, RunningCluster, with_cluster
 from pdd.config.sources import Flag
 from pdd.core.identity import Role
-from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
+from pdd.daemon.supervisor_layout import SchedulerPorts, UpOptions, plan_cluster
 from pdd.daemon.supervisor_plan import DaemonPlan
 from pdd.model.resolve import resolve_model
 from pdd.replication.local_group import free_ports
@@ -98,8 +98,7 @@ def plan_pair(
             prefill_count=1,
             decode_count=1,
             threads_per_node=1,
-            http_port=ports[0],
-            grpc_port=ports[1],
+            schedulers=(SchedulerPorts(http=ports[0], grpc=ports[1], raft=0),),
             model_path=model_path,
             model_name=model_name,
             flags=tuple(

@@ -7,6 +7,7 @@ import click
 
 from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table, say
+from pdd.cli.raft_init import init
 from pdd.cli.raft_replace import replace
 from pdd.cli.scheduler import find_scheduler, scheduler_option
 from pdd.cli.tls import tls_options
@@ -74,6 +75,7 @@ def transfer(
         say(f"{former} hands over to {replica}; see 'pdd raft status'")
 
 
+raft.add_command(init)
 raft.add_command(replace)
 
 

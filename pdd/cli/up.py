@@ -15,6 +15,7 @@ from pdd.cli.options import (
 )
 
 _NODES_AT_MOST = 64
+_GROUP_SIZES = (1, 3, 5)
 
 
 @click.command()
@@ -32,7 +33,13 @@ _NODES_AT_MOST = 64
     help="Hugging Face folder or hub id. Default: SmolLM2-135M-Instruct, which is included; with "
     "--engine synthetic a tokenizer of English words that is made on the spot.",
 )
-@click.option("--schedulers", type=click.IntRange(1, 9), default=1, show_default=True)
+@click.option(
+    "--schedulers",
+    type=click.IntRange(1, 5),
+    default=1,
+    show_default=True,
+    help="1, 3 or 5. All take requests, one at a time gives places; 3 outlive the loss of one.",
+)
 @click.option(
     "--prefill",
     type=click.IntRange(0, _NODES_AT_MOST),
@@ -52,14 +59,15 @@ _NODES_AT_MOST = 64
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
-    help="Port of the OpenAI-compatible endpoint, on loopback. 0: any free one.",
+    help="Port of the OpenAI-compatible endpoint, on loopback; further schedulers take the next "
+    "ones. 0: any free ones.",
 )
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
     default=0,
     show_default=True,
-    help="Port of the scheduler's gRPC server, on loopback. 0: any free one.",
+    help="Port of the scheduler's gRPC server, on loopback, likewise. 0: any free ones.",
 )
 @state_dir_option
 @click.option(
@@ -96,15 +104,13 @@ def up(
     output: str,
     **engine_flags: str | bool | None,
 ) -> int:
-    """Start a scheduler and nodes on this machine, and watch them until Ctrl-C.
+    """Start schedulers and nodes on this machine, and watch them until Ctrl-C.
 
     Progress goes to stderr. When the cluster is ready its endpoint goes to stdout. A daemon that
     dies is started again. Ctrl-C, SIGTERM or 'pdd down' ends everything within 10 s.
     """
-    if schedulers > 1:
-        raise click.UsageError(
-            f"--schedulers {schedulers} is not available yet: one scheduler runs in this version."
-        )
+    if schedulers not in _GROUP_SIZES:
+        raise click.UsageError(f"--schedulers {schedulers}: a group has 1, 3 or 5 of them.")
     if http_port and http_port == grpc_port:
         raise click.UsageError(f"--http-port and --grpc-port are both {http_port}.")
     from pdd.cli.up_run import UpRequest, run_up
@@ -118,6 +124,7 @@ def up(
             decode_count=decode,
             http_port=http_port,
             grpc_port=grpc_port,
+            scheduler_count=schedulers,
             threads_per_node=threads_per_node,
             start_timeout_s=start_timeout,
             flags=tuple(collect_flags(sets, engine_flags)),

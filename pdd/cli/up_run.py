@@ -16,9 +16,10 @@ import click
 from pdd.cli.output import print_json, say
 from pdd.config.sources import Flag
 from pdd.core.errors import PddError
+from pdd.core.identity import Role
 from pdd.daemon.supervisor_down import clean_up
 from pdd.daemon.supervisor_events import stop_signals
-from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
+from pdd.daemon.supervisor_layout import SchedulerPorts, UpOptions, plan_cluster
 from pdd.daemon.supervisor_members import start_ticks
 from pdd.daemon.supervisor_plan import DaemonPlan
 from pdd.daemon.supervisor_state import ClusterRecord, StateDir, new_cluster_id, read_record
@@ -35,6 +36,7 @@ class UpRequest:
     decode_count: int
     http_port: int
     grpc_port: int
+    scheduler_count: int
     threads_per_node: int
     start_timeout_s: float
     flags: tuple[Flag, ...]
@@ -56,12 +58,13 @@ def run_up(request: UpRequest, *, environment: Mapping[str, str]) -> int:
         try:
             if leftovers := clean_up(state_dir):
                 say(f"stopped {leftovers} processes that a killed 'pdd up' had left")
-            http_port = _check_port(request.http_port, option="--http-port")
-            grpc_port = _check_port(request.grpc_port, option="--grpc-port")
-            _plan(request, http_port, grpc_port, environment, Path("unresolved"), "unresolved")
+            ports = _ports(request)
+            _plan(request, ports, environment, Path("unresolved"), "unresolved")
             _announce(state_dir)
             model_path, model_name = _find_model(request)
-            plans = _plan(request, http_port, grpc_port, environment, model_path, model_name)
+            plans = _plan(request, ports, environment, model_path, model_name)
+            if request.scheduler_count > 1:
+                _begin_logs(plans)
             if request.is_detached:
                 from pdd.cli.up_detached import start_in_background
 
@@ -122,8 +125,7 @@ def _find_model(request: UpRequest) -> tuple[Path, str]:
 
 def _plan(
     request: UpRequest,
-    http_port: int,
-    grpc_port: int,
+    ports: tuple[SchedulerPorts, ...],
     environment: Mapping[str, str],
     model_path: Path,
     model_name: str,
@@ -135,14 +137,56 @@ def _plan(
         prefill_count=request.prefill_count,
         decode_count=request.decode_count,
         threads_per_node=request.threads_per_node,
-        http_port=http_port,
-        grpc_port=grpc_port,
+        schedulers=ports,
         model_path=model_path,
         model_name=model_name,
         flags=request.flags,
     )
     cores = sorted(os.sched_getaffinity(0))
     return plan_cluster(options, cores=cores, gpus=_find_gpus(environment), environment=environment)
+
+
+def _ports(request: UpRequest) -> tuple[SchedulerPorts, ...]:
+    """Free ones for each scheduler. Raises PddError: a wanted one is taken."""
+    return tuple(
+        SchedulerPorts(
+            http=_check_port(_nth(request.http_port, index), option="--http-port"),
+            grpc=_check_port(_nth(request.grpc_port, index), option="--grpc-port"),
+            raft=_check_port(0, option="--grpc-port"),
+        )
+        for index in range(request.scheduler_count)
+    )
+
+
+def _nth(port: int, index: int) -> int:
+    return port + index if port else 0
+
+
+def _begin_logs(plans: tuple[DaemonPlan, ...]) -> None:
+    """Of the schedulers of a new cluster; those of an earlier 'pdd up' are kept.
+
+    Raises:
+        PddError: some have one and some have none.
+    """
+    from pdd.config.load import load_config
+    from pdd.daemon.replica_plan import begin_log_of, log_folder
+    from pdd.daemon.supervisor_plan import write_plans
+
+    schedulers = [plan for plan in plans if plan.role is Role.SCHEDULER]
+    write_plans(schedulers)
+    configs = [
+        load_config(plan.config_path, environment={}, flags=()).config for plan in schedulers
+    ]
+    begun = [config.node.name for config in configs if log_folder(config).exists()]
+    if not begun:
+        for config in configs:
+            begin_log_of(config)
+    elif len(begun) < len(configs):
+        raise PddError(
+            f"of {len(configs)} schedulers only {', '.join(begun)} "
+            f"{'has' if len(begun) == 1 else 'have'} a log in the state folder: use --schedulers "
+            "as before, or another --state-dir; a lost one is replaced with 'pdd raft replace'"
+        )
 
 
 def _find_gpus(environment: Mapping[str, str]) -> list[str]:

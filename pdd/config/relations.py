@@ -8,6 +8,8 @@ from pdd.config.sections import Config
 from pdd.config.tls_relations import broken_tls_relations
 from pdd.core.identity import Role
 
+_GROUP_SIZES = (3, 5)
+
 
 def broken_relations(config: Config) -> Iterator[BrokenRelation]:
     """Yield every rule that ``config`` breaks. Pure."""
@@ -43,6 +45,7 @@ def _of_a_scheduler(config: Config) -> Iterator[BrokenRelation]:
             f"node.status_interval_s ({config.node.status_interval_s:g}), else one late message "
             "loses a node",
         )
+    yield from _of_a_group(config)
     listens = {
         "http.listen": config.http.listen,
         "grpc.listen": config.grpc.listen,
@@ -52,3 +55,35 @@ def _of_a_scheduler(config: Config) -> Iterator[BrokenRelation]:
         address = listens[one]
         if address is not None and address == listens[other] and address.port:
             yield BrokenRelation(keys=(one, other), message=f"{one} and {other} are both {address}")
+
+
+def _of_a_group(config: Config) -> Iterator[BrokenRelation]:
+    raft, name = config.raft, config.node.name
+    if not raft.replicas and not raft.schedulers:
+        return
+    if raft.replicas.keys() != raft.schedulers.keys():
+        differ = ", ".join(sorted(raft.replicas.keys() ^ raft.schedulers.keys()))
+        yield BrokenRelation(
+            keys=("raft.replicas", "raft.schedulers"),
+            message=f"raft.replicas and raft.schedulers must name the same schedulers; {differ} is "
+            "in one of them only",
+        )
+    if name not in raft.replicas:
+        yield BrokenRelation(
+            keys=("raft.replicas", "node.name"),
+            message=f"raft.replicas names {', '.join(sorted(raft.replicas)) or 'nobody'}, and this "
+            f"is {name}: name it too",
+        )
+    if len(raft.replicas) not in _GROUP_SIZES:
+        yield BrokenRelation(
+            keys=("raft.replicas",),
+            message=f"raft.replicas has {len(raft.replicas)} schedulers; a group has 3 or 5",
+        )
+    for address in raft.replicas.values():
+        if not address.is_loopback and not config.tls.certificate:
+            yield BrokenRelation(
+                keys=("raft.replicas", "tls.certificate"),
+                message=f"raft.replicas has {address}, beyond loopback: give [tls] ca, certificate "
+                "and key",
+            )
+            break

@@ -359,6 +359,22 @@ class FaultsSection(Section):
     """A node loses one KV block when so many of its jobs have ended. 0: never."""
 
 
+class RaftSection(Section):
+    """The schedulers that rule a cluster together: one at a time gives places, all take requests.
+    Scheduler only. The same on each of them. Empty: one scheduler rules alone."""
+
+    cluster_id: Annotated[str, Field(min_length=1, max_length=63)] = "pdd"
+    """Names the group; a replica of another one is refused."""
+
+    replicas: dict[NodeNameText, PeerAddress] = {}
+    """Where each scheduler's replica of the log serves, by the scheduler's name, this one included:
+    { scheduler-0 = "10.0.0.1:7071", ... }. 3 or 5; they cannot be changed later. Beyond loopback
+    they need [tls]."""
+
+    schedulers: dict[NodeNameText, PeerAddress] = {}
+    """Where each scheduler's gRPC server is reached, by the same names."""
+
+
 class SchedulerSection(Section):
     """Admission and membership. Scheduler only."""
 
@@ -616,6 +632,7 @@ class Config(Section):
     synthetic: SyntheticSection = SyntheticSection()
     transfer: TransferSection = TransferSection()
     faults: FaultsSection = FaultsSection()
+    raft: RaftSection = RaftSection()
     scheduler: SchedulerSection = SchedulerSection()
     scheduler_policy: PolicySection = Field(default=PolicySection(), alias="scheduler.policy")
     scheduler_path: PathSection = Field(default=PathSection(), alias="scheduler.path")

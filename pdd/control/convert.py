@@ -121,7 +121,7 @@ def frame_to_proto(frame: Frame, *, generation: int) -> cluster_pb2.TokenFrame:
         ),
     )
     if frame.finish is not None:
-        message.finish.CopyFrom(_finish_to_proto(frame.finish))
+        message.finish.CopyFrom(finish_to_proto(frame.finish))
     return message
 
 
@@ -214,7 +214,8 @@ def frames_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[tuple[int
         )
 
 
-def _finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:
+def finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:
+    """See ``Finish``."""
     facts = finish.facts
     message = cluster_pb2.NodeFinish(
         reason=finish.reason,

@@ -1,16 +1,20 @@
 """Start the replica's process, hear where it listens, and hear how it ended."""
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pdd.core.errors import PddError
 from pdd.daemon.supervisor_process import with_package_path
 
+BEAT = b"."
+HAND_OVER = b"t"
 START_TIMEOUT_S = 60.0
 """To recover a long log on a slow disk; then it is given up."""
 STOP_TIMEOUT_S = 5.0
@@ -54,12 +58,21 @@ class ReplicaChild:
             raise ReplicaRefused(f"raft: {told['refused']}")
         return str(told["address"])
 
-    async def ended(self) -> str:
-        """Waits for its end; the reason, its own one if it had any."""
-        line = await self._lines.readline()
-        if line:
-            return f"raft: {json.loads(line).get('refused', line)}"
+    async def ended(self, on_leader: Callable[[str | None], None]) -> str:
+        """Waits for its end; the reason, its own one if it had any. ``on_leader``: told who leads,
+        whenever that changes; None while it is not known."""
+        while line := await self._lines.readline():
+            told = json.loads(line)
+            if "refused" in told:
+                return f"raft: {told['refused']}"
+            on_leader(told["leader"])
         return await self._how_it_ended()
+
+    def say(self, words: bytes) -> None:
+        """``BEAT`` or ``HAND_OVER``. Lost if it has ended, or has not read for long."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._process.stdin.fileno(), words)
 
     async def stop(self) -> None:
         """Closes its stdin, which ends it; kills it if that takes long. Idempotent."""
@@ -93,6 +106,8 @@ async def start_replica(
         stdout=subprocess.PIPE,
         env=with_package_path(dict(environment)),
     )
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)

@@ -6,9 +6,12 @@ It holds the hard state and raft's log, nothing else; block entries pass by.
 
 SETTINGS is a JSON object: node, addresses, cluster_id, data_dir, is_new_cluster, tls (three paths,
 or null), is_unix, log (level, format). Tells its parent one JSON line on stdout: ``{"address"}``
-when it listens, or ``{"refused"}`` with the reason. Ends when its stdin is closed, that is, with
-its parent; signals that are meant for the daemon (systemd tells all of a unit's processes) are left
-to the daemon.
+when it listens, ``{"leader"}`` whenever another replica leads (null: none is known to), or
+``{"refused"}`` with the reason. Ends when its stdin is closed, that is, with its parent; signals
+that are meant for the daemon (systemd tells all of a unit's processes) are left to the daemon.
+
+A leader is of use only with its scheduler: when the parent has not said a word on stdin for
+PARENT_SILENCE_S, or says that it stops, leadership is handed to another replica.
 """
 
 import asyncio
@@ -21,11 +24,13 @@ import sys
 import time
 from pathlib import Path
 
+import structlog
 import uvloop
 
 from pdd.cell.machine import CellMachine
 from pdd.config.sections import LogSection
 from pdd.core.errors import PddError
+from pdd.daemon.replica_child import HAND_OVER
 from pdd.raft.values import NodeId
 from pdd.replication.directory_lock import DirectoryInUseError
 from pdd.replication.replica import Replica, ReplicaSettings
@@ -35,6 +40,10 @@ from pdd.telemetry.logging import configure_logging
 from pdd.tls.paths import TlsPaths
 from pdd.tls.security import PLAIN, Security, TlsSecurity
 
+log = structlog.get_logger(__name__)
+
+PARENT_SILENCE_S = 1.0
+"""As long as a silent leader may be before others elect another one."""
 LOCK_WAIT_S = 5.0
 """The replica of a scheduler that was just killed may still be ending."""
 _LOCK_POLL_S = 0.05
@@ -62,8 +71,13 @@ async def _serve(fields: dict[str, object]) -> None:
     replica = await _open(settings, machine)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _on_stdin, replica)
-    await replica.run()
+    parent = _Parent(replica)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), parent.read)
+    watching = asyncio.create_task(parent.watch())
+    try:
+        await replica.run()
+    finally:
+        watching.cancel()
 
 
 async def _open(settings: ReplicaSettings, machine: CellMachine) -> Replica:
@@ -76,6 +90,7 @@ async def _open(settings: ReplicaSettings, machine: CellMachine) -> Replica:
                 machine,
                 machine.query,
                 on_listening=lambda address: _tell(address=address),
+                on_leader=lambda leader, term: _tell(leader=leader),
             )
         except DirectoryInUseError:
             if time.monotonic() > deadline_s:
@@ -109,13 +124,36 @@ def security_from(fields: dict[str, object]) -> Security:
     return TlsSecurity(paths)
 
 
-def _on_stdin(replica: Replica) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        replica.stop()
+class _Parent:
+    """What the scheduler says on stdin, and its silence."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._heard_s = time.monotonic()
+
+    def read(self) -> None:
+        said = os.read(sys.stdin.fileno(), 4096)
+        self._heard_s = time.monotonic()
+        if not said:
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._replica.stop()
+        elif HAND_OVER in said:
+            self._hand_over("the scheduler is stopping")
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(PARENT_SILENCE_S / 4)
+            silent_s = time.monotonic() - self._heard_s
+            if silent_s > PARENT_SILENCE_S:
+                self._hand_over(f"the scheduler has been silent for {silent_s:.1f} s")
+
+    def _hand_over(self, reason: str) -> None:
+        target = self._replica.driver.hand_over()
+        if target is not None:
+            log.warning("leadership_handed_over", target=target, reason=reason)
 
 
-def _tell(**fields: str) -> None:
+def _tell(**fields: str | None) -> None:
     with contextlib.suppress(BrokenPipeError):  # the parent is gone, and stdin says so too
         os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
 

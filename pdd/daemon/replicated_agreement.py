@@ -17,7 +17,7 @@ run from the very start ends the daemon: nobody should be served before cordons 
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,10 @@ from pdd.core.errors import NodeUnavailable
 from pdd.core.ports import Clock
 from pdd.daemon.agreement import AgreementUnavailable, Follower
 from pdd.daemon.replica_child import (
+    BEAT,
+    HAND_OVER,
     QUICK_RESTARTS_MAX,
+    ReplicaChild,
     ReplicaDied,
     ReplicaRefused,
     RestartPauses,
@@ -52,6 +55,7 @@ SAY_TIMEOUT_S = 4.5
 """Longer than an election; shorter than a command (``cluster_admin``) and a node wait."""
 ENTRY_TIMEOUT_S = 4.0
 READY_TIMEOUT_S = 10.0
+BEAT_INTERVAL_S = 0.25
 
 Waiter = asyncio.Future[Status]
 
@@ -90,6 +94,10 @@ class ReplicatedAgreement:
         self._ready = asyncio.Event()
         self.replica_pid = 0
         self.replica_address = ""
+        self.leader: str | None = None
+        """The scheduler whose replica leads, as far as the own replica knows."""
+        self._leader_followers: list[Callable[[str | None], None]] = []
+        self._child: ReplicaChild | None = None
         self.fault = ""
         """Why there is no replica at the moment; empty while there is one."""
 
@@ -122,6 +130,16 @@ class ReplicatedAgreement:
         """See ``Agreement``."""
         self._followers.append(follower)
         follower(self._machine.state)
+
+    def follow_leader(self, follower: Callable[[str | None], None]) -> None:
+        """Call it now, and whenever another one leads. None: the own replica knows of nobody."""
+        self._leader_followers.append(follower)
+        follower(self.leader)
+
+    def hand_over(self) -> None:
+        """This scheduler is about to stop: let another one lead. A hint, not awaited."""
+        if self._child is not None:
+            self._child.say(HAND_OVER)
 
     async def say(self, operation: Operation) -> Status:
         """See ``Agreement``."""
@@ -187,12 +205,13 @@ class ReplicatedAgreement:
         child = await start_replica(self._plan.settings, environment=self._plan.environment)
         try:
             address = await child.address()
-            self.replica_pid, self.replica_address = child.pid, address
+            self.replica_pid, self.replica_address, self._child = child.pid, address, child
             self.fault = ""
             addresses = list(self.addresses.values())
             async with GroupClient(addresses, security=self._plan.security) as client:
-                ended = asyncio.create_task(child.ended())
+                ended = asyncio.create_task(child.ended(self._on_leader))
                 work = {
+                    asyncio.create_task(self._beat(child)),
                     asyncio.create_task(self._watch(address)),
                     asyncio.create_task(self._propose(client)),
                     asyncio.create_task(self._catch_up(client)),
@@ -208,8 +227,20 @@ class ReplicatedAgreement:
                         task.cancel()
                     await asyncio.wait({ended, *work})
         finally:
-            self.replica_pid, self.replica_address = 0, ""
+            self.replica_pid, self.replica_address, self._child = 0, "", None
+            self._on_leader(None)
             await child.stop()
+
+    async def _beat(self, child: ReplicaChild) -> None:
+        """While this loop turns, its replica may lead."""
+        while True:
+            child.say(BEAT)
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    def _on_leader(self, leader: str | None) -> None:
+        self.leader = leader
+        for follower in self._leader_followers:
+            follower(leader)
 
     # --- from the replica --------------------------------------------------------------------
 

@@ -11,12 +11,14 @@ import uvloop
 
 from pdd.config.sections import Config
 from pdd.control.cluster_server import ClusterServicer
+from pdd.control.leader_server import DecisionsServicer
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
 from pdd.core.identity import Role
 from pdd.core.ports import Clock
 from pdd.daemon import notify
 from pdd.daemon.directory_feed import DirectoryFeed
+from pdd.daemon.group_desk import GroupDesk
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.replica_desk import ReplicaDesk
 from pdd.daemon.replica_plan import replica_plan
@@ -38,7 +40,7 @@ from pdd.gateway.server import FrontServer, make_front, make_runs
 from pdd.gateway.server import serve as serve_http
 from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
-from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2
+from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, decisions_pb2_grpc, inference_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.tls.public import PublicTls
 
@@ -59,6 +61,7 @@ class _SchedulerDaemon:
         self._config = config
         self._clock = clock
         self._agreement = agreement
+        self._group: GroupDesk | None = None
         self._model: ServedModel = served_model(config.engine)
         directory = DirectoryFeed(
             machine=DirectoryMachine(max_key_count=config.scheduler.directory_limit_blocks),
@@ -100,6 +103,13 @@ class _SchedulerDaemon:
             clock=self._clock,
         )
         security, public = member_security(self._config), public_tls(self._config)
+        raft = self._config.raft
+        if raft.replicas:
+            self._group = self._driver.join_group(
+                name=self._config.node.name,
+                addresses={name: str(address) for name, address in raft.schedulers.items()},
+                security=security,
+            )
         cluster = ClusterServicer(
             self._driver, security=security, group=ReplicaDesk(self._agreement)
         )
@@ -116,6 +126,10 @@ class _SchedulerDaemon:
             inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
             cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name,
         )
+        if self._group is not None:
+            decisions_pb2_grpc.add_DecisionsServicer_to_server(
+                DecisionsServicer(self._group, security=security), server
+            )
         await self._agree(agreeing)
         grpc_address = str(bind_members(server, self._config.grpc.listen, security))
         public_server = await self._make_public_server(inference, public)
@@ -141,6 +155,8 @@ class _SchedulerDaemon:
             asyncio.create_task(self._driver.directory.run()),
             asyncio.create_task(_watchdog()),
         ]
+        if self._group is not None:
+            self._agreement.follow_leader(self._group.leader_is)
         # What was loaded stays: the collector need not walk it again while tokens wait.
         gc.collect()
         gc.freeze()
@@ -154,6 +170,7 @@ class _SchedulerDaemon:
             return 0
         finally:
             notify.notify_stopping()
+            self._agreement.hand_over()
             log.info("scheduler_stopping", open_requests=self._driver.running_request_count)
             async with asyncio.TaskGroup() as stopping:
                 stopping.create_task(http_server.stop())
@@ -163,6 +180,8 @@ class _SchedulerDaemon:
                     stopping.create_task(one.stop(grace=0.5))
             for task in background:
                 task.cancel()
+            if self._group is not None:
+                await self._group.close()
             tokenizer.close()
 
     async def _agree(self, agreeing: asyncio.Task[None]) -> None:
@@ -201,6 +220,8 @@ class _SchedulerDaemon:
     def _health(self) -> Health:
         prefill_count, decode_count = self._driver.ready_counts()
         reason = self._driver.not_ready_reason(Role.DECODE)
+        if self._group is not None and not self._group.is_connected and not reason:
+            reason = "no scheduler leads: running streams go on, new requests wait for a leader"
         if self._agreement.fault and not reason:
             reason = f"cordons and nodes' joins wait: {self._agreement.fault}"
         degraded = [

@@ -31,6 +31,7 @@ from pdd.daemon.agreed_roles import AgreedRoles
 from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
 from pdd.daemon.block_locator import BlockLocator
 from pdd.daemon.directory_feed import DirectoryFeed
+from pdd.daemon.group_desk import GroupDesk
 from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
 from pdd.daemon.request_stream import RequestStream
@@ -70,10 +71,12 @@ from pdd.scheduler.events import (
     Tick,
 )
 from pdd.scheduler.frames import fault, hands_over, takes_part
+from pdd.scheduler.group_events import LeadershipChanged
 from pdd.scheduler.nodes import not_ready_reason
 from pdd.scheduler.requests import Phase
 from pdd.scheduler.roles.book import RoleNews
 from pdd.scheduler.state import Counts
+from pdd.tls.security import Security
 from pdd.transfer.pairing import pair_faults
 
 log = structlog.get_logger(__name__)
@@ -130,11 +133,32 @@ class SchedulerDriver:
         """See ``ClusterHandler.life``."""
         self._events: deque[Event] = deque()
         self._stepping = False
-        self._crash: Exception | None = None
+        self._crash: BaseException | None = None
         self._crashed = asyncio.Event()
         self._said: set[asyncio.Task[None]] = set()
         self._absent_since_s = clock()
+        self._group: GroupDesk | None = None
         self._agreement.follow(self._on_agreed)
+
+    def join_group(self, *, name: str, addresses: dict[str, str], security: Security) -> GroupDesk:
+        """Before anything is served: several schedulers rule the cluster, and until one is known to
+        lead, nobody gives places. ``addresses``: of their gRPC servers, by name."""
+        self._group = GroupDesk(
+            name=name,
+            addresses=addresses,
+            core=self._core,
+            clock=self._clock,
+            security=security,
+            step=self._step,
+            output_token_count=self._output_token_count,
+            crashed=self._note_crash,
+        )
+        self._step(LeadershipChanged(leads=False))
+        return self._group
+
+    def _output_token_count(self, request_id: RequestId) -> int:
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else max(len(shown.token_ids) for shown in stream.choices)
 
     # --- for the front door ------------------------------------------------------------------
 
@@ -462,16 +486,25 @@ class SchedulerDriver:
         self._stepping = True
         try:
             while self._events:
-                for effect in self._core.step(self._events.popleft(), now_s=self._clock()):
+                event = self._events.popleft()
+                effects = self._core.step(event, now_s=self._clock())
+                for effect in effects:
                     self._obey(effect)
+                if self._group is not None:
+                    self._group.stepped(event, effects)
         except Exception as error:
-            self._crash = error
-            self._crashed.set()
+            self._note_crash(error)
             raise
         finally:
             self._stepping = False
 
+    def _note_crash(self, error: BaseException) -> None:
+        self._crash = error
+        self._crashed.set()
+
     def _obey(self, effect: Effect) -> None:
+        if self._group is not None and self._group.takes(effect):
+            return
         match effect:
             case Submit():
                 self._submit(effect)

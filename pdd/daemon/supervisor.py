@@ -234,7 +234,7 @@ class Supervisor:
         if not self._is_cluster_ready:
             raise StartFailed(f"{daemon.name} {how} before all was ready{daemon.log_tail()}")
         delay_s = daemon.budget.died(now_s=self._clock())
-        if delay_s is None and daemon is self._table.scheduler:
+        if delay_s is None and self._table.schedulers == [daemon]:
             self._report(
                 f"{daemon.name}: {how}; given up after {RESTART_LIMIT} restarts, the cluster "
                 f"stops{daemon.log_tail()}"
@@ -263,13 +263,17 @@ class Supervisor:
         self._events.put_nowait(RestartDue(name=name))
 
     async def _wait_for_join(self) -> None:
-        """Ask the scheduler for its nodes until all are there; the start's limit bounds it."""
+        """Ask each scheduler for its nodes until all are there; the start's limit bounds it."""
         wanted = {daemon.name for daemon in self._table.nodes}
+        unsure = list(self._table.schedulers)
         while True:
             rows: Sequence[NodeRow] = ()
             with suppress(NodeUnavailable):  # asked again
-                rows = await asyncio.to_thread(self._lister, self._record.grpc)
+                rows = await asyncio.to_thread(self._lister, unsure[0].grpc)
             if wanted <= {row.name for row in rows if row.state != "lost"}:
+                if len(unsure) > 1:
+                    del unsure[0]
+                    continue
                 for row in rows:
                     if row.state == "cordoned":  # by hand, in an earlier life of the cluster
                         self._report(f"{row.name}: {row.state_reason}; see 'pdd node uncordon'")

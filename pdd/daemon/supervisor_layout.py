@@ -18,6 +18,8 @@ _OWNED = {
     "node.role": "pdd up gives the roles; see --prefill and --decode",
     "node.state_dir": "use --state-dir",
     "node.schedulers": "pdd up connects the nodes",
+    "raft.replicas": "use --schedulers",
+    "raft.schedulers": "use --schedulers",
     "http.listen": "use --http-port",
     "grpc.listen": "use --grpc-port",
     "engine.kind": "use --engine",
@@ -39,6 +41,15 @@ CPU, and would hold back an engine that computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerPorts:
+    """Of one scheduler, on loopback."""
+
+    http: int
+    grpc: int
+    raft: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
     """What the operator asked for, with ports picked and the model found."""
 
@@ -46,8 +57,7 @@ class UpOptions:
     prefill_count: int
     decode_count: int
     threads_per_node: int
-    http_port: int
-    grpc_port: int
+    schedulers: tuple[SchedulerPorts, ...]
     model_path: Path
     model_name: str
     engine: str = "vllm"
@@ -61,7 +71,7 @@ def plan_cluster(
     gpus: Sequence[str],
     environment: Mapping[str, str],
 ) -> tuple[DaemonPlan, ...]:
-    """Plan the scheduler and all nodes.
+    """Plan the schedulers and all nodes.
 
     Args:
         cores: cores that may be used; dealt out ``threads_per_node`` at a time, starting over
@@ -76,7 +86,8 @@ def plan_cluster(
     nodes += [(f"decode-{i}", Role.DECODE) for i in range(options.decode_count)]
     plans: list[DaemonPlan] = []
     faults: dict[str, None] = {}  # the same fault in every daemon is one fault
-    for index, (name, role) in enumerate([("scheduler-0", Role.SCHEDULER), *nodes], start=-1):
+    schedulers = [(f"scheduler-{i}", Role.SCHEDULER) for i in range(len(options.schedulers))]
+    for index, (name, role) in enumerate([*schedulers, *nodes], start=-len(schedulers)):
         presets = _presets(options, name=name, role=role)
         if role is not Role.SCHEDULER:
             first = index * options.threads_per_node
@@ -104,7 +115,7 @@ def plan_cluster(
 
 
 def _presets(options: UpOptions, *, name: str, role: Role) -> dict[str, object]:
-    grpc = f"127.0.0.1:{options.grpc_port}"
+    named = {f"scheduler-{i}": ports for i, ports in enumerate(options.schedulers)}
     presets: dict[str, object] = {
         "node.name": name,
         "node.role": role.value,
@@ -116,13 +127,21 @@ def _presets(options: UpOptions, *, name: str, role: Role) -> dict[str, object]:
     if options.engine == "synthetic":
         presets |= _SYNTHETIC_PRESETS
     if role is Role.SCHEDULER:
+        if len(named) > 1:
+            presets |= {
+                "raft.replicas": {one: f"127.0.0.1:{ports.raft}" for one, ports in named.items()},
+                "raft.schedulers": {one: f"127.0.0.1:{ports.grpc}" for one, ports in named.items()},
+            }
         return presets | {
-            "http.listen": f"127.0.0.1:{options.http_port}",
-            "grpc.listen": grpc,
+            "http.listen": f"127.0.0.1:{named[name].http}",
+            "grpc.listen": f"127.0.0.1:{named[name].grpc}",
             # One machine gains nothing by a hand-over; whoever starts it here wants to see one.
             "scheduler.path.mode": "disaggregated",
         }
-    return presets | {"node.schedulers": [grpc], "grpc.listen": "127.0.0.1:0"}
+    return presets | {
+        "node.schedulers": [f"127.0.0.1:{ports.grpc}" for ports in options.schedulers],
+        "grpc.listen": "127.0.0.1:0",
+    }
 
 
 def _refuse_owned_keys(flags: Sequence[Flag], environment: Mapping[str, str]) -> None:

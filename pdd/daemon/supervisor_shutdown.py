@@ -39,7 +39,7 @@ class Shutdown:
         files = known_files | shared_files(find())
         terminate(self.table.nodes)
         await self._wait_until_gone(self.table.nodes, until_s=start_s + timing.SCHEDULER_AFTER_S)
-        terminate([self.table.scheduler])
+        terminate(self.table.schedulers)
         await self._wait_until_gone(self.table.all, until_s=start_s + timing.STOP_GRACE_S)
         took_s = self.clock() - start_s
         for daemon in self.table.all:

@@ -31,6 +31,8 @@ class DaemonRecord:
     role: str
     pid: int
     address: str
+    http: str = ""
+    """Of a scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,11 @@ class ClusterRecord:
 
     def public(self) -> dict[str, object]:
         """What ``pdd up -o json`` prints."""
-        return {"http": self.http, "grpc": self.grpc, "nodes": [asdict(n) for n in self.nodes]}
+        nodes = [asdict(node) for node in self.nodes]
+        for node in nodes:
+            if not node["http"]:
+                del node["http"]
+        return {"http": self.http, "grpc": self.grpc, "nodes": nodes}
 
 
 class StateDirBusy(PddError):

@@ -47,7 +47,11 @@ class Daemon:
 
     def record(self) -> DaemonRecord:
         return DaemonRecord(
-            name=self.name, role=self.plan.role.value, pid=self.pid, address=self.grpc
+            name=self.name,
+            role=self.plan.role.value,
+            pid=self.pid,
+            address=self.grpc,
+            http=f"http://{self.http}" if self.http else "",
         )
 
     def log_tail(self) -> str:
@@ -60,13 +64,18 @@ class Daemon:
 
 
 class DaemonTable:
-    """All daemons, scheduler first."""
+    """All daemons, schedulers first."""
 
     def __init__(self, plans: Sequence[DaemonPlan]) -> None:
         self.all = [Daemon(plan=plan) for plan in plans]
-        self.scheduler = next(d for d in self.all if d.plan.role is Role.SCHEDULER)
-        self.nodes = [d for d in self.all if d is not self.scheduler]
+        self.schedulers = [d for d in self.all if d.plan.role is Role.SCHEDULER]
+        self.nodes = [d for d in self.all if d.plan.role is not Role.SCHEDULER]
         self._changed = asyncio.Event()
+
+    @property
+    def scheduler(self) -> Daemon:
+        """The first that can be asked now."""
+        return next((d for d in self.schedulers if d.is_ready and d.pid), self.schedulers[0])
 
     def named(self, name: str) -> Daemon:
         return next(daemon for daemon in self.all if daemon.name == name)

@@ -113,6 +113,7 @@ class Driver:
         settings: DriverSettings,
         saved_snapshot: Snapshot | None,
         on_role: Callable[[Role, int], None] = lambda role, term: None,
+        on_leader: Callable[[NodeId | None, int], None] = lambda leader, term: None,
     ) -> None:
         """
         Args:
@@ -123,6 +124,7 @@ class Driver:
             clock: monotonic seconds, for ticks only.
             wall_clock_ms: stamps commands, so that sessions expire by log-carried time.
             on_role: told of every change of role or term, before anything is sent in it.
+            on_leader: told of every change of who is known to lead.
         """
         self._core = core
         self._storage = storage
@@ -135,6 +137,8 @@ class Driver:
         self._settings = settings
         self._saved_snapshot = saved_snapshot
         self._on_role = on_role
+        self._on_leader = on_leader
+        self._shown_leader: tuple[NodeId | None, int] = (None, 0)
         self._inbox = Inbox()
         self._wake = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raft-disk")
@@ -178,6 +182,23 @@ class Driver:
         refusal = self._core.transfer(target)
         self._wake.set()
         return refusal
+
+    def hand_over(self) -> NodeId | None:
+        """Begin to pass leadership on, to whoever has most of the log; None: it does not lead, or
+        nobody else has any of it."""
+        leadership = self._core.state.leadership
+        if leadership is None:
+            return None
+        own = self._core.state.config.node
+        others = {
+            peer: progress.match_index
+            for peer, progress in leadership.progress.items()
+            if peer != own and progress.match_index > 0
+        }
+        if not others:
+            return None
+        target = max(others, key=lambda peer: others[peer])
+        return target if self.transfer_leadership(target) is None else None
 
     async def take_snapshot(self) -> int:
         """Index of a durable snapshot of everything that is applied now, or of more."""
@@ -385,6 +406,9 @@ class Driver:
         self._led_term = term
 
     def _show_role(self, ready: Ready) -> None:
+        if (ready.leader, ready.term) != self._shown_leader:
+            self._shown_leader = (ready.leader, ready.term)
+            self._on_leader(ready.leader, ready.term)
         if (ready.role, ready.term) == self._shown:
             return
         self._shown = (ready.role, ready.term)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,24 @@ class Replacement:
     term: int
     last_index: int
     directory: Path
+
+
+def begin_log(node: NodeId, *, directory: Path, voters: Sequence[NodeId], cluster_id: str) -> None:
+    """Make the empty log of a replica of a new group. Once in a group's life, on each replica.
+
+    Raises:
+        ConfigError: there is a log already, or the names cannot be a group.
+        StorageError: it cannot be written.
+    """
+    config = RaftConfig(node=node, voters=tuple(voters), cluster_id=cluster_id)
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty: {node} has begun its log already")
+    lock = DirectoryLock(directory)
+    try:
+        storage, _ = open_storage(OsFileSystem(directory), config, may_create=True)
+        storage.close()
+    finally:
+        lock.release()
 
 
 def replace_replica(

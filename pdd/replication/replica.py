@@ -75,6 +75,7 @@ class Replica:
         *,
         on_role: Callable[[Role, int], None] = lambda role, term: None,
         on_listening: Callable[[str], None] = lambda address: None,
+        on_leader: Callable[[NodeId | None, int], None] = lambda leader, term: None,
     ) -> None:
         """Opens the disk and recovers. Needs a running loop.
 
@@ -132,6 +133,7 @@ class Replica:
             settings=settings.driver,
             saved_snapshot=restart.snapshot,
             on_role=on_role,
+            on_leader=on_leader,
         )
         self.transport.report_snapshot = self.driver.report_snapshot
 

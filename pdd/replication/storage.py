@@ -145,7 +145,7 @@ def _new_storage(
     if not may_create:
         raise StorageMissingError(
             f"replica {identity.node!r} of cluster {identity.cluster_id!r} has no log here; "
-            f"if this is its first start, say so with --new-cluster; else {REPLACE_ADVICE}"
+            f"if the group is new, run 'pdd raft init' here first; else {REPLACE_ADVICE}"
         )
     wal = create_wal(files, identity, hard_state=EMPTY_HARD_STATE, segment_bytes=segment_bytes)
     return Storage(files, wal), Restart(hard_state=EMPTY_HARD_STATE, snapshot=None, entries=())

@@ -36,4 +36,33 @@ an older node                    does not say that it forks, and is given single
 
 Every attempt has a generation; what an older generation's node still says is ignored. Load is
 derived from leases that live requests hold, never from counters that could leak.
+
+Several schedulers
+------------------
+Each has a core and sees every node. The one whose replica leads the group's log *leads*: it gives
+places. The one with a request's client *holds* it: its core runs the request's whole life but the
+choice of nodes, which is why running streams need no leader.
+
+    client ── holder ──told, then each event of the request──► leader
+                │  ◄──place given (nodes, grant), taken, refused──┘
+                ├──submit, first token, cancel──► nodes
+                └──◄── every frame of the request, straight from the node
+
+Both cores step the request with the same events and count its attempts alike, so that what crosses
+on the wire is told from what is old by its generation. ``group_events`` is what they say,
+``following`` the holder's side, ``leading`` the leader's.
+
+    what is lost               what happens
+    leader                     its replica's peers elect (or it hands over when it stops: nobody
+                               waits); holders tell the next leader all they have, as it stands;
+                               it places after the last of them has told, or half a second
+    leader's process stands    its replica hands leadership over after a second without a word
+    holder                     its streams break; nodes hold their sequences for its next life; the
+                               leader keeps their leases for as long
+    a node                     as with one scheduler; holder and leader may hear of it in any order
+    holder-leader stream       the holder asks again and tells all anew
+    majority                   running streams end as usual; new ones wait, within their deadline;
+                               cordons and joins of new lives are not acknowledged
+    two leaders for a moment   both may promise the same blocks; who runs keeps what it fills, who
+                               does not fit is planned anew when the new one is told
 """

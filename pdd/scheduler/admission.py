@@ -36,6 +36,11 @@ def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
         caller=caller_name(tenant=tenant, key=event.caller_key),
     )
     assert request.id not in state.requests, f"request id {request.id} is in use"
+    return admit(state, request, now_s)
+
+
+def admit(state: State, request: Request, now_s: float) -> list[Effect]:
+    """Queue a request of which nothing has run, or refuse it at once."""
     if len(state.queue) >= state.settings.queue_request_count_max:
         state.counts.rejected_full += 1
         return _refuse(
@@ -48,11 +53,15 @@ def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
                 retry_after_s=_retry_after_s(state, now_s),
             ),
         )
+    if not state.leads:
+        state.requests[request.id] = request
+        state.enqueue(request)
+        return []
     question = ask(state, request, now_s)
     verdict = state.policy.place(question, state.nodes)
     if isinstance(verdict, NoRoom):
         if not verdict.ever:
-            error = _refusal(state, event.request, verdict)
+            error = _refusal(state, request.request, verdict)
             return _refuse(state, request, now_s, error, verdict)
         if (late := _predicted_too_late(state, request, now_s)) is not None:
             return _refuse(state, request, now_s, late, verdict)
@@ -65,6 +74,21 @@ def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
     if isinstance(verdict, NoRoom):
         _note_waiting(state, request, now_s, verdict)
     return []
+
+
+def refuse_hopeless(state: State, now_s: float) -> list[Effect]:
+    """Those that came while nobody led and that no node could ever hold."""
+    effects: list[Effect] = []
+    for request_id in list(state.queue):
+        request = state.requests[request_id]
+        if request.generation > 0:
+            continue
+        verdict = state.policy.place(ask(state, request, now_s), state.nodes)
+        if isinstance(verdict, NoRoom) and not verdict.ever and verdict.is_own:
+            state.end(request)
+            error = _refusal(state, request.request, verdict)
+            effects += _refuse(state, request, now_s, error, verdict)
+    return effects
 
 
 def ask(state: State, request: Request, now_s: float) -> Question:

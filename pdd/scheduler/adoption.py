@@ -24,8 +24,11 @@ def adopt(state: State, node: Node, held: HeldSequence, now_s: float) -> list[Ef
     """A sequence that runs on a node. One that is known goes on as it was planned here; one for
     which there is no room any more is cancelled there and planned anew."""
     request_id = held.request.request_id
-    if request_id in state.requests:
+    present = state.requests.get(request_id)
+    if present is not None and not present.holder:
         return [Cancel(node=node.name, request_id=request_id)]
+    if present is not None:
+        state.end(present)  # it was the lost scheduler's, and is this one's from now on
     request = _request(state, node.name, node.role, held, now_s)
     max_tokens = held.request.sampling.max_tokens
     request.is_whole = looks_back(held.request.sampling) is not None

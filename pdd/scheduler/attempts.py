@@ -57,11 +57,11 @@ def start(state: State, request: Request, question: Question, placement: Placeme
         if not computes:
             size_bytes = node.blocks_for(placement.decode.remainder_tokens) * node.block_bytes
             node.expect(request.id, size_bytes=size_bytes)
-        effects.append(_submit(request, node, "local" if computes else "decode", now_s))
+        effects.append(submit(request, node, "local" if computes else "decode", now_s))
     if placement.prefill is not None:
         _lease(state, request, question, placement.prefill, computes=True)
         kind = "prefill" if placement.decode is not None else "local"
-        effects.append(_submit(request, placement.prefill.node, kind, now_s))
+        effects.append(submit(request, placement.prefill.node, kind, now_s))
     return effects
 
 
@@ -81,7 +81,8 @@ def _lease(
         request.cached_guess = (candidate.name, candidate.cached_tokens)
 
 
-def _submit(request: Request, node: Node, kind: str, now_s: float) -> Submit:
+def submit(request: Request, node: Node, kind: str, now_s: float) -> Submit:
+    """A job of its present attempt."""
     return Submit(
         node=node.name,
         request=request.request,

@@ -18,8 +18,10 @@ from pdd.scheduler import (
     attempts,
     drains,
     endings,
+    following,
     growth,
     invariants,
+    leading,
     members,
 )
 from pdd.scheduler.cordons import Cordon
@@ -49,6 +51,15 @@ from pdd.scheduler.events import (
     SequenceGrew,
     SequenceStarted,
     Tick,
+)
+from pdd.scheduler.group_events import (
+    AttemptEnded,
+    HolderLost,
+    LeadershipChanged,
+    PlaceGiven,
+    PlaceTaken,
+    RequestRefused,
+    RequestTold,
 )
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.place import Policy
@@ -104,7 +115,7 @@ class SchedulerCore:
             may_place = len(state.queue) > state.settings.queue.examined_count_max
         else:
             may_place = bool(effects) or not isinstance(event, _CHANGE_NO_ROOM)
-        if state.queue and may_place:
+        if state.queue and may_place and state.leads:
             effects += admission.place_waiting(state, now_s)
         if state.cordons:
             effects += drains.tell_drained(state, now_s)
@@ -134,7 +145,7 @@ class SchedulerCore:
             case SequenceFinished():
                 return endings.finished(state, event, now_s)
             case SequenceGrew():
-                return growth.grew(state, event)
+                return growth.grew(state, event) if state.leads else following.grew(state, event)
             case BlocksEvicted():
                 return members.blocks_evicted(state, event)
             case CacheCleared():
@@ -151,11 +162,30 @@ class SchedulerCore:
                 return switches.release(state, event, now_s)
             case JobFailed():
                 return attempts.job_failed(state, event, now_s)
+            case LeadershipChanged():
+                return following.leadership_changed(state, event, now_s)
+            case RequestTold():
+                return leading.told(state, event, now_s)
+            case AttemptEnded():
+                return leading.attempt_ended(state, event, now_s)
+            case HolderLost():
+                return leading.holder_lost(state, event)
+            case PlaceGiven():
+                return following.place_given(state, event, now_s)
+            case PlaceTaken():
+                return following.place_taken(state, event)
+            case RequestRefused():
+                return following.refused(state, event)
             case Tick():
-                return [
+                effects = [
                     *members.drop_silent(state, now_s),
                     *members.forget_lost(state, now_s),
                     *endings.end_overdue(state, now_s),
+                ]
+                if not state.leads:
+                    return effects
+                return [
+                    *effects,
                     *growth.make_room_for_short(state, now_s),
                     *control.control(state, now_s),
                 ]
@@ -171,6 +201,11 @@ class SchedulerCore:
     def requests(self) -> OrderedDict[RequestId, Request]:
         """Requests that have not ended, by arrival. To be read only."""
         return self._state.requests
+
+    @property
+    def leads(self) -> bool:
+        """Whether it gives places; else those come from another scheduler's core."""
+        return self._state.leads
 
     @property
     def queued_request_count(self) -> int:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pdd.core.frames import EngineFacts, Finish
 from pdd.core.identity import Forking, NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
+from pdd.scheduler.group_events import GroupEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,4 +272,5 @@ Event = (
     | NodeRoleReleased
     | JobFailed
     | Tick
+    | GroupEvent
 )

@@ -35,10 +35,8 @@ def grew(state: State, event: SequenceGrew) -> list[Effect]:
         return []
     if event.output_token_count < request.grows_at_tokens:
         return []  # it was given more meanwhile
-    max_tokens = request.request.sampling.max_tokens
     node = state.nodes[request.decode]
-    step = max(request.granted_tokens // 2, _GROWTH_TOKENS_MIN)
-    granted = min(max(request.granted_tokens, event.output_token_count) + step, max_tokens)
+    granted = next_grant(request, event.output_token_count)
     blocks = node.choice_blocks(
         prompt_token_count=len(request.request.prompt_token_ids),
         output_token_count=granted,
@@ -54,6 +52,13 @@ def grew(state: State, event: SequenceGrew) -> list[Effect]:
     node.grow(request.id, blocks=blocks)
     request.grant(granted)
     return effects
+
+
+def next_grant(request: Request, output_token_count: int) -> int:
+    """Output tokens that a request is given when it has come to the end of its lease."""
+    step = max(request.granted_tokens // 2, _GROWTH_TOKENS_MIN)
+    granted = max(request.granted_tokens, output_token_count) + step
+    return min(granted, request.request.sampling.max_tokens)
 
 
 def youngest_growing(state: State, node: Node) -> Request | None:

@@ -46,11 +46,13 @@ class Request:
     ``cached_guess``: node and prompt tokens that it was believed to hold at the last placement.
     ``waited_for_prefill``: what kept it waiting was that prompts took long.
     ``rests_until_s``: when a node whose engine failed this request may be given it again.
+    ``holder``: the scheduler that has its client; empty for this one.
     """
 
     request: GenerateRequest
     arrived_s: float
     arrival_index: int = 0
+    holder: str = ""
     keys: bytes = b""
     caller: bytes = b""
     granted_tokens: int = 0

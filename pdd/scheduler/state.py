@@ -40,6 +40,7 @@ class State:
     """``queue``: who waits for room, sorted by ``turn``. ``completions_s``: the latest ones.
 
     ``kept_for``: the first in turn, the node whose room is kept for it, and whether it is long.
+    ``leads``: it gives places; without, only what it holds is here, and waits for the leader's.
     ``rejections``: arrival index and latest useful placement of requests refused by prediction; the
     oldest go first, unjudged. ``cordons``: of nodes by name, which may be lost at the moment.
     """
@@ -50,6 +51,7 @@ class State:
     decisions: DecisionLog
     roles: RoleBook
     counts: Counts = field(default_factory=Counts)
+    leads: bool = True
     kept_for: tuple[RequestId, NodeName, bool] | None = None
     rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))
     cordons: dict[NodeName, Cordon] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from pdd.config.load import load_config
 from pdd.config.sources import parse_set
 from pdd.core.errors import ConfigError
 from pdd.core.identity import Role
-from pdd.daemon.supervisor_layout import UpOptions, plan_cluster
+from pdd.daemon.supervisor_layout import SchedulerPorts, UpOptions, plan_cluster
 
 
 def plan(*, cores=(0, 1), gpus=(), environment=None, sets=(), **options):
@@ -18,8 +18,7 @@ def plan(*, cores=(0, 1), gpus=(), environment=None, sets=(), **options):
         "prefill_count": 1,
         "decode_count": 1,
         "threads_per_node": 1,
-        "http_port": 8000,
-        "grpc_port": 7000,
+        "schedulers": (SchedulerPorts(http=8000, grpc=7000, raft=7001),),
         "model_path": Path("/models/smol"),
         "model_name": "Smol",
         "flags": tuple(parse_set(text) for text in sets),

@@ -54,9 +54,8 @@ def test_help_names_every_command_but_the_hidden_one(run):
             "'decode'.\nTry 'pdd serve --help'.\n",
         ),
         (
-            ["up", "--schedulers", "3"],
-            "error: --schedulers 3 is not available yet: one scheduler runs in this version.\n"
-            "Try 'pdd up --help'.\n",
+            ["up", "--schedulers", "2"],
+            "error: --schedulers 2: a group has 1, 3 or 5 of them.\nTry 'pdd up --help'.\n",
         ),
         (
             ["up", "--decode", "0"],

@@ -62,7 +62,7 @@ def snapshot_at(index: int, term: int = 1, data: bytes = b"state") -> Snapshot:
 
 def test_a_first_start_is_empty_and_must_be_allowed() -> None:
     files = SimFileSystem()
-    with pytest.raises(StorageMissingError, match=r"--new-cluster.*do not delete it and start"):
+    with pytest.raises(StorageMissingError, match=r"raft init.*do not delete it and start"):
         start(files, may_create=False)
     _, restart = start(files)
     assert (restart.snapshot, list(restart.entries)) == (None, [])

@@ -1,0 +1,302 @@
+"""Three schedulers and real nodes: what clients see when one of the schedulers goes, and how long.
+
+The figures are printed (``-s``); they are bounded only by what a client may wait at all.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(240)]
+WAIT_S = 60.0
+TOKENS = 200
+PROMPTS = [f"chapter {number} of the long story" for number in range(4)]
+
+
+@dataclass(kw_only=True)
+class Group:
+    """A cluster and its schedulers' endpoints by name."""
+
+    cluster: Cluster
+    http: dict[str, str]
+
+    def record(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.cluster.state_dir / "cluster.json").read_text())
+        return record
+
+    def pid(self, name: str) -> int:
+        (pid,) = [one["pid"] for one in self.record()["nodes"] if one["name"] == name]
+        return int(pid)
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        arguments = ("raft", "status", "-o", "json", "--state-dir", str(self.cluster.state_dir))
+        done = await asyncio.to_thread(run_cli, *arguments)
+        return json.loads(done.stdout) if done.stdout else []
+
+    async def until_led(self) -> str:
+        """The leader's name, when all replicas answer and one leads."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                rows = await self.replicas()
+                leaders = [row["name"] for row in rows if row["role"] == "leader"]
+                if len(leaders) == 1 and not any(row["fault"] for row in rows):
+                    return str(leaders[0])
+                await asyncio.sleep(0.2)
+
+    async def until_all_serve(self) -> None:
+        """Every scheduler serves, sees every node, and reaches a leader."""
+        await self.until_led()
+        async with asyncio.timeout(WAIT_S), httpx.AsyncClient() as client:
+            for url in self.http.values():
+                while True:
+                    with contextlib.suppress(httpx.TransportError):
+                        health = (await client.get(f"{url}/health")).json()
+                        if health["decode_ready_count"] == 2 and not health["reason"]:
+                            break
+                    await asyncio.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    folder = tmp_path_factory.mktemp("group")
+    cluster = start_cluster(
+        folder / "state",
+        *("--engine", "synthetic", "--schedulers", "3", "--prefill", "1", "--decode", "2"),
+        *("--set", "synthetic.step_s=0.02"),
+    )
+    nodes = json.loads((cluster.state_dir / "cluster.json").read_text())["nodes"]
+    http = {node["name"]: node["http"] for node in nodes if node["role"] == "scheduler"}
+    try:
+        yield Group(cluster=cluster, http=http)
+    finally:
+        stop_cluster(cluster)
+
+
+@dataclass
+class Stream:
+    """One client. ``came_s``: when each text came, by the monotonic clock."""
+
+    prompt: str
+    text: str = ""
+    began_s: float = 0.0
+    came_s: list[float] = field(default_factory=list)
+    finish: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: Any = None
+
+    @property
+    def first_s(self) -> float:
+        return self.came_s[0] - self.began_s
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max(b - a for a, b in zip(self.came_s, self.came_s[1:], strict=False))
+
+
+async def read(client: httpx.AsyncClient, url: str, stream: Stream) -> None:
+    body = {
+        "prompt": stream.prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    stream.began_s = time.monotonic()
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[6:])
+            stream.error = event.get("error")
+            stream.usage = event.get("usage") or stream.usage
+            for choice in event.get("choices", ()):
+                if choice["text"]:
+                    stream.came_s.append(time.monotonic())
+                stream.text += choice["text"]
+                stream.finish = choice["finish_reason"] or stream.finish
+
+
+@dataclass
+class Load:
+    """Streams that run, and those that come later."""
+
+    client: httpx.AsyncClient
+    tasks: dict[asyncio.Task[None], Stream] = field(default_factory=dict)
+
+    def start(self, url: str, number: int) -> Stream:
+        stream = Stream(PROMPTS[number % len(PROMPTS)])
+        self.tasks[asyncio.create_task(read(self.client, url, stream))] = stream
+        return stream
+
+    async def all(self) -> list[Stream]:
+        async with asyncio.timeout(WAIT_S):
+            for task in self.tasks:
+                await task
+        return list(self.tasks.values())
+
+
+@contextlib.asynccontextmanager
+async def load() -> AsyncIterator[Load]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=WAIT_S, limits=limits) as client:
+        one = Load(client)
+        try:
+            yield one
+        finally:
+            for task in one.tasks:
+                task.cancel()
+
+
+async def texts_of(group: Group) -> dict[str, str]:
+    """What an undisturbed cluster says to each prompt: equal at every scheduler."""
+    async with load() as calm:
+        for url in group.http.values():
+            for number in range(len(PROMPTS)):
+                calm.start(url, number)
+        texts: dict[str, str] = {}
+        for stream in await calm.all():
+            assert stream.finish == "length"
+            assert texts.setdefault(stream.prompt, stream.text) == stream.text
+        return texts
+
+
+async def until_running(streams: list[Stream]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not all(len(stream.came_s) > 10 for stream in streams):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def assert_whole(streams: list[Stream], texts: dict[str, str]) -> None:
+    for stream in streams:
+        assert stream.error is None
+        assert (stream.text, stream.finish) == (texts[stream.prompt], "length")
+        assert stream.usage["completion_tokens"] == TOKENS
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+async def test_without_the_leader_others_streams_run_on_and_new_requests_wait(
+    group: Group, number: signal.Signals
+) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    urls = [url for name, url in group.http.items() if name != leader]
+    async with load() as clients:
+        running = [clients.start(urls[one % 2], one) for one in range(8)]
+        await until_running(running)
+        pid = group.pid(leader)
+        os.kill(pid, number)
+        gone_s = time.monotonic()
+        late = []
+        for one in range(12):
+            late.append(clients.start(urls[one % 2], one))
+            await asyncio.sleep(0.1)
+        try:
+            assert_whole(await clients.all(), texts)
+        finally:
+            if number is signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)
+        served_s = min(stream.came_s[0] for stream in late) - gone_s
+        print(
+            f"{number.name}: places again after {served_s:.2f} s; longest wait of a new request "
+            f"{max(stream.first_s for stream in late):.2f} s; longest gap of a running stream "
+            f"{max(stream.longest_gap_s for stream in running):.2f} s"
+        )
+
+
+async def test_a_follower_that_is_killed_disturbs_nobody_else(group: Group) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    follower, other = (name for name in group.http if name != leader)
+    async with load() as clients:
+        urls = [group.http[leader], group.http[other]]
+        running = [clients.start(urls[one % 2], one) for one in range(6)]
+        await until_running(running)
+        os.kill(group.pid(follower), signal.SIGKILL)
+        for one in range(6):
+            clients.start(urls[one % 2], one)
+        assert_whole(await clients.all(), texts)
+
+
+async def test_a_node_that_dies_right_after_a_change_is_planned_around_by_the_new_leader(
+    group: Group,
+) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    urls = [url for name, url in group.http.items() if name != leader]
+    async with load() as clients:
+        running = [clients.start(urls[one % 2], one) for one in range(8)]
+        await until_running(running)
+        os.kill(group.pid(leader), signal.SIGKILL)
+        os.kill(group.pid("decode-0"), signal.SIGKILL)
+        assert_whole(await clients.all(), texts)
+        gaps_s = sorted(stream.longest_gap_s for stream in running)
+        print(f"longest gaps of streams when leader and node die together: {gaps_s}")
+        assert {stream.usage["pdd"]["decode_node"] for stream in running} == {"decode-1"}
+
+
+async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
+    group: Group,
+) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    last = next(name for name in group.http if name != leader)
+    stopped = [group.pid(name) for name in group.http if name != last]
+    replicas = [child for pid in stopped for child in children(pid)]
+    async with load() as clients:
+        running = [clients.start(group.http[last], one) for one in range(4)]
+        await until_running(running)
+        for pid in (*replicas, *stopped):
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            waiting = clients.start(group.http[last], 0)
+            cordon = ("node", "cordon", "decode-0", "--scheduler", address_of(group, last))
+            done = await asyncio.to_thread(run_cli, *cordon)
+            assert done.returncode == 1, done.stdout
+            assert "it may be yet" in done.stderr or "no leader" in done.stderr
+            async with asyncio.timeout(WAIT_S):
+                while not all(stream.finish for stream in running):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                health: dict[str, Any] = {}
+                while "no scheduler leads" not in str(health):
+                    health = (await clients.client.get(f"{group.http[last]}/health")).json()
+                    await asyncio.sleep(0.1)
+            assert not waiting.came_s, "nobody may give places"
+        finally:
+            for pid in (*replicas, *stopped):
+                os.kill(pid, signal.SIGCONT)
+        assert_whole(await clients.all(), texts)
+    listed = await asyncio.to_thread(run_cli, *cordon)
+    assert listed.returncode == 0, listed.stderr
+    done = await asyncio.to_thread(
+        run_cli, "node", "uncordon", "decode-0", "--scheduler", address_of(group, last)
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def address_of(group: Group, name: str) -> str:
+    (address,) = [one["address"] for one in group.record()["nodes"] if one["name"] == name]
+    return str(address)
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if text
+    ]
