@@ -2,7 +2,8 @@
 
 Phases, each on a synthetic cluster of its own:
 
-* ``streams``   all streams open at once, one token per stream and engine step, at a fixed rhythm.
+* ``streams``   opened within some seconds, then all open for ``duration_s``: one token per stream
+  and engine step, at a fixed rhythm.
   Every answer is compared token by token with what the engine must say (``gateway_expected``).
 * ``fast``      the same at a rate that the machine cannot hold: the most that goes through.
 * ``requests``  1-token answers as fast as they come: short prompts, then prompts of 2,000 tokens
@@ -62,7 +63,7 @@ T = TypeVar("T")
 PHASES = ("streams", "fast", "requests")
 _PROMPT_TOKENS = 16
 _PROMPT_COUNT_MAX = 32
-_RAMP_S = 1.0
+_RAMP_S_MAX = 5.0
 _WARM_REQUESTS = 200
 _SHORT = Shape(input_tokens=_PROMPT_TOKENS, output_tokens=1)
 _LONG = Shape(
@@ -187,8 +188,9 @@ class GatewayBench:
 
     def _streams(self) -> None:
         options = self._options
-        count = max(2, round(options.rate_per_s * options.duration_s))
-        measured, steps = self._stream_load("streams", options.rate_per_s, count)
+        ramp_s = min(_RAMP_S_MAX, options.duration_s / 4)
+        count = max(2, round(options.rate_per_s * (options.duration_s + ramp_s)))
+        measured, steps = self._stream_load("streams", options.rate_per_s, count, ramp_s=ramp_s)
         samples = measured.load.samples
         added = added_itl(samples, steps, origin_s=measured.load.origin_s)
         itl_ms, events = summary(added.itl_s), len(samples.events)
@@ -214,7 +216,8 @@ class GatewayBench:
     def _fast(self) -> None:
         options = self._options
         count = max(2, round(options.fast_rate_per_s * options.fast_duration_s))
-        measured, _ = self._stream_load("fast", options.fast_rate_per_s, count)
+        ramp_s = min(_RAMP_S_MAX, options.fast_duration_s / 4)
+        measured, _ = self._stream_load("fast", options.fast_rate_per_s, count, ramp_s=ramp_s)
         samples = measured.load.samples
         events = len(samples.events)
         self.document |= {
@@ -277,14 +280,14 @@ class GatewayBench:
     # --- loads -------------------------------------------------------------------------------
 
     def _stream_load(
-        self, phase: str, rate_per_s: float, token_count: int
+        self, phase: str, rate_per_s: float, token_count: int, *, ramp_s: float
     ) -> tuple[Measured, dict[str, list[int]]]:
         options = self._options
         prompts = min(options.streams, _PROMPT_COUNT_MAX)
         planned = [
             PlannedRequest(
                 index=index,
-                due_s=_RAMP_S * index / options.streams,
+                due_s=ramp_s * index / options.streams,
                 shared=(),
                 own=(Piece(index % prompts, _PROMPT_TOKENS),),
                 output_tokens=token_count,
