@@ -795,6 +795,7 @@ class SchedulerDriver:
             session.close(reason)
             del self._sessions[identity.name]
             self.directory.detached(session)
+            self._takeovers.detached(session)
 
     def _refuse_intruder(self, identity: NodeIdentity, present: NodeIdentity) -> None:
         """A name belongs to the node that is attached, and to its later lives."""

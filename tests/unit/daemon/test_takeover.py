@@ -22,6 +22,7 @@ from pdd.gateway.job import Job
 from pdd.gateway.run import RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.takeover import with_note
+from pdd.scheduler.events import Tick
 from tests.builders import make_request
 from tests.sinks import Collected
 from tests.unit.daemon.fake_engine import Run, ids_of, out
@@ -322,3 +323,24 @@ async def test_a_job_stopped_at_its_bound_goes_on_where_it_stopped() -> None:
         again.feed(out("e", eos=True))
         await over(sink)
         assert text_of(list(sink.events)) == "abcde"
+
+
+async def test_a_node_that_falls_silent_while_it_is_read_costs_no_request() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        await cluster.scheduler.stop()
+        await heard_nobody(decode)
+        run.feed(out("c", eos=True))
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        claim = decode.jobs.claim
+        decode.jobs.claim = lambda *_, **__: None  # type: ignore[method-assign]
+        home = await next_life(cluster)
+        sink = await home.resume()
+        decode.jobs.claim = claim  # type: ignore[method-assign]
+        cluster.scheduler.now_s += 60.0
+        cluster.scheduler.driver._step(Tick())
+        again = await prefilled(cluster.nodes[0], decode, "r1/1")
+        decode.engine.ready("r1/1")
+        again.feed(out("b"), out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
