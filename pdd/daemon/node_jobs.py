@@ -84,10 +84,11 @@ class _Running:
     """``open``: choices that have not ended here, each with its output. ``kept_count``: a prefill
     job's choices that another node goes on with.
 
-    ``keep``: what another scheduler needs to take it over; None: it ends with its own, as every
-    job of several choices does. ``giving``: a claim is being obeyed; what is new is in ``output``
-    and is given in its turn. ``stop_reason``: why it does not run any more, though it has not
-    ended.
+    ``keep``: what another scheduler needs to take it over; None: it ends with its own.
+    ``is_recorded``: what it says is kept in ``output`` for that; of several choices only the
+    request is, and all is computed anew. ``giving``: a claim is being obeyed; what is new is in
+    ``output`` and is given in its turn. ``stop_reason``: why it does not run any more, though it
+    has not ended.
     """
 
     request_id: RequestId
@@ -104,6 +105,7 @@ class _Running:
     cancelled: bool = field(default=False)
     home: str = ""
     keep: cluster_pb2.Submit | None = None
+    is_recorded: bool = False
     first_token: cluster_pb2.FirstToken | None = None
     output: HeldOutput = field(default_factory=HeldOutput)
     first_token_s: float | None = None
@@ -189,8 +191,9 @@ class NodeJobs:
             submitted_s=self._clock(),
             home=reports.home,
             keep=keep,
+            is_recorded=keep is not None and not keep.choices,
         )
-        if keep is not None:
+        if running.is_recorded:
             running.output.add(job.choices[0].emitted_token_ids, emitted_logprobs)
         self._running[request_id] = running
         self._by_key[job.key] = running
@@ -218,7 +221,7 @@ class NodeJobs:
         running.first_tokens = dict(token_ids)
         running.open = {index: one for index, one in running.open.items() if index in token_ids}
         running.first_token, running.first_token_s = keep, self._clock()
-        if running.keep is not None:
+        if running.is_recorded:
             running.output.add([*token_ids.values()], logprobs)
         self._engine.first_tokens(running.job.key, token_ids)
         running.ready_timer = asyncio.get_running_loop().call_later(
@@ -260,7 +263,9 @@ class NodeJobs:
                 continue
             running.reports, running.giving = self._nobody, False
             self._hold(running)
-            if running.job.kind is JobKind.DECODE and running.first_tokens is None:
+            if not running.is_recorded:
+                self._stop_held(running, "several choices are computed anew")
+            elif running.job.kind is JobKind.DECODE and running.first_tokens is None:
                 self._stop_held(running, "its first token never came")
         for running in sources:
             if running.keep is None:
@@ -497,7 +502,7 @@ class NodeJobs:
                 self._end_prefill(running)
             facts = self._facts(running, now_s)
             frame = replace(frame, finish=replace(finish, facts=facts))
-        if running.keep is not None:
+        if running.is_recorded:
             running.output.add(frame.token_ids, frame.logprobs)
             if finish is not None and running.job.kind is not JobKind.PREFILL:
                 running.output.last, running.ended_s = frame, now_s

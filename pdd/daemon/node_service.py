@@ -231,7 +231,7 @@ class NodeService:
             submit.generation,
             job,
             self._reports[link],
-            keep=submit if submit.resume and len(job.choices) == 1 else None,
+            keep=submit if submit.resume else None,
             emitted_logprobs=tuple(map(logprobs_from_proto, submit.emitted_logprobs)),
         )
 

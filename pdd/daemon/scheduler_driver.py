@@ -630,7 +630,8 @@ class SchedulerDriver:
 
     def _add_history(self, submit: cluster_pb2.Submit, stream: RequestStream) -> None:
         """What a scheduler that takes over cannot ask anybody any more."""
-        submit.emitted_logprobs.extend(map(logprobs_to_proto, stream.choices[0].logprobs))
+        if not submit.choices:
+            submit.emitted_logprobs.extend(map(logprobs_to_proto, stream.choices[0].logprobs))
         request = self._core.requests.get(RequestId(submit.request_id))
         if request is None:
             return  # it has ended in this very step

@@ -139,7 +139,7 @@ class Takeovers:
         except ValueError as error:
             log.warning("takeover_refused", request_id=request_id, why=str(error))
             return None
-        self._streams[request_id] = RequestStream(sink)
+        self._streams[request_id] = RequestStream(sink, choice_count=request.choice_count)
         log.info(
             "request_taken_over",
             request_id=request_id,

@@ -70,7 +70,7 @@ class Answer:
         "_opening_shown",
         "_reply",
         "_run",
-        "_seen_token_count",
+        "_seen_token_counts",
         "_serving",
         "_state",
         "_stream",
@@ -88,7 +88,7 @@ class Answer:
         self._task: asyncio.Task[None] | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._run: Run | None = None
-        self._seen_token_count = 0
+        self._seen_token_counts: tuple[int, ...] = ()
         self._reply: Reply | None = None
         self._stream: EventStream | None = None
         self._opening_shown = False
@@ -113,7 +113,7 @@ class Answer:
             return
         self._task = None
         job, self._reply, self._run = opened.job, opened.reply, opened.run
-        self._seen_token_count = opened.position.token_count
+        self._seen_token_counts = opened.position.token_counts
         self._turn.is_about(job.request.request_id)
         if job.stream:
             self._stream = EventStream(
@@ -127,7 +127,7 @@ class Answer:
             if self._run is None:
                 self._serving.inference.start(job.request, self)
             else:
-                self._run.listen(self, cut=opened.position.token_count)
+                self._run.listen(self, cuts=opened.position.token_counts)
         except Exception as error:  # a position that was never told, or a bug
             self._broke(error)
 
@@ -153,7 +153,7 @@ class Answer:
                 self._first_tokens(stream, reply, frame)
                 return
             events = reply.event(frame)
-            if frame.first_token_index >= self._seen_token_count:
+            if not self._was_seen(frame):
                 self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
             if events:
                 stream.send(events)
@@ -206,11 +206,16 @@ class Answer:
     def _first_tokens(self, stream: EventStream, reply: Reply, frame: Frame) -> None:
         """Headers and the first event leave in one write."""
         events = self._take_opening(reply) + reply.event(frame)
-        if frame.first_token_index >= self._seen_token_count:
+        if not self._was_seen(frame):
             self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
         if events:
             self._open(stream)
             stream.send(events)
+
+    def _was_seen(self, frame: Frame) -> bool:
+        """By a client that continues the stream."""
+        seen = self._seen_token_counts
+        return bool(seen) and frame.first_token_index < seen[frame.choice_index]
 
     def _take_opening(self, reply: Reply) -> bytes:
         """The events before the first token, once; to be made before the first token's own."""

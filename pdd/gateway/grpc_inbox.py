@@ -6,6 +6,7 @@ the last message is young travel together (``grpc_flush_s``).
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdd.core.errors import PddError
@@ -39,9 +40,11 @@ class News:
 class GrpcInbox:
     """A sink with one reader. Bound: ``WAITING_FRAME_COUNT_MAX`` frames."""
 
-    def __init__(self, *, meter: RequestMeter, clock: Clock, first_index: int = 0) -> None:
-        """``first_index``: of the first token that the client lacks."""
-        self._first_index = first_index
+    def __init__(
+        self, *, meter: RequestMeter, clock: Clock, first_indexes: Sequence[int] = ()
+    ) -> None:
+        """``first_indexes``: of each choice's first token that the client lacks; empty: of all."""
+        self._first_indexes = first_indexes
         self._passed: list[Frame] = []
         self._meter = meter
         self._clock = clock
@@ -65,9 +68,11 @@ class GrpcInbox:
         self._changed.set()
 
     def tokens(self, frame: Frame) -> None:
-        if frame.first_token_index < self._first_index:
-            self._pass_over(frame)
-            return
+        if self._first_indexes:
+            first_index = self._first_indexes[frame.choice_index]
+            if frame.first_token_index < first_index:
+                self._pass_over(frame, first_index)
+                return
         self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
         if len(self._frames) < WAITING_FRAME_COUNT_MAX:
             self._frames.append(frame)
@@ -75,11 +80,12 @@ class GrpcInbox:
             self._error = ClientStalled(f"{len(self._frames)} frames wait for the client")
         self._changed.set()
 
-    def _pass_over(self, frame: Frame) -> None:
+    def _pass_over(self, frame: Frame, first_index: int) -> None:
         self._passed.append(frame)
         end = frame.first_token_index + len(frame.token_ids)
-        if end > self._first_index and self._error is None:
-            self._error = invalid_position(self._first_index, "no message ended there")
+        if end > first_index and self._error is None:
+            why = "no message ended there"
+            self._error = invalid_position(frame.choice_index, first_index, why)
             self._changed.set()
 
     def ended(self, ended: Ended) -> None:

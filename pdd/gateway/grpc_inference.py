@@ -14,7 +14,7 @@ from pdd.core.ports import Clock, Inference
 from pdd.core.requests import RequestUsage
 from pdd.gateway.door import Door
 from pdd.gateway.errors import edge_of, message_of, retry_after_s
-from pdd.gateway.event_ids import invalid_position, refuse_choices
+from pdd.gateway.event_ids import check_told
 from pdd.gateway.grpc_body import (
     body_of,
     choice_end_fields,
@@ -132,22 +132,20 @@ class InferenceServicer:
         if request.tenant:
             meter.tenant = check_tenant(request.tenant, field="tenant")
         run = await self._run_of(request, context, call, tenant=meter.tenant)
-        first_index = request.resume_from.next_token_index
         deadline_s = self._deadline_s(context)
         job = await (
             self._checked(request, call.request_id, deadline_s, unnamed(_PATH, meter.tenant))
             if run is None
             else run.job()
         )
-        if first_index:
-            refuse_choices(job)
+        first_indexes = _first_indexes(request, job)
         request_id = call.request_id
         progresses = [Progress() for _ in range(job.request.choice_count)]
-        inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock, first_index=first_index)
+        inbox = call.inbox = GrpcInbox(meter=meter, clock=self._clock, first_indexes=first_indexes)
         if run is None:
             self._inference.start(job.request, inbox)
         else:
-            run.listen(inbox, cut=first_index)
+            run.listen(inbox, cuts=first_indexes)
         try:
             written_s = -math.inf
             while True:
@@ -168,9 +166,8 @@ class InferenceServicer:
                 if news.end is not None:
                     end = end_fields(news.end)
                     check_end(progresses, news.end)
-                    if progresses[0].token_count < first_index:
-                        why = f"the whole output has {progresses[0].token_count} tokens"
-                        raise invalid_position(first_index, why)
+                    counts = [progress.token_count for progress in progresses]
+                    check_told(counts, first_indexes, what="all of it")
                     await self._write(context, _response(request_id, end=end))
                     return news.end.usage
         finally:
@@ -192,12 +189,6 @@ class InferenceServicer:
                 raise InvalidRequest(
                     "resume_from: continues a request that is known; leave the others out",
                     field="resume_from",
-                )
-            if request.resume_from.next_token_index < 0:
-                raise InvalidRequest(
-                    f"resume_from.next_token_index: {request.resume_from.next_token_index} is "
-                    "less than 0",
-                    field="resume_from.next_token_index",
                 )
             known_id = RequestId(request.resume_from.request_id)
             if may_be_request_id(known_id):
@@ -269,6 +260,27 @@ class _Call:
             self.task.cancel("the scheduler is stopping")
         elif not self.inbox.is_over:
             self.inbox.failed(error)
+
+
+def _first_indexes(request: Any, job: Job) -> tuple[int, ...]:
+    """Of each choice's first token to be told; empty for all.
+
+    Raises:
+        InvalidRequest: there are others than choices, or they are less than 0.
+    """
+    if not request.HasField("resume_from"):
+        return ()
+    place, count = request.resume_from, job.request.choice_count
+    indexes = tuple(place.choice_token_indexes)
+    if count == 1 and not indexes:
+        indexes = (place.next_token_index,)
+    if indexes and (len(indexes) != count or min(indexes) < 0):
+        raise InvalidRequest(
+            f"resume_from: {list(indexes)} must be one index of 0 or more for each choice, and "
+            f"there {'is' if count == 1 else 'are'} {count}",
+            field="resume_from",
+        )
+    return indexes
 
 
 def _response(request_id: str, **event: dict[str, Any]) -> Any:

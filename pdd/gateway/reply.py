@@ -22,13 +22,23 @@ from pdd.core.errors import RequestFailed
 from pdd.core.frames import Finish, FinishReason, Frame, TokenLogprobs
 from pdd.core.requests import Ended
 from pdd.gateway import sse
-from pdd.gateway.event_ids import START, Position, invalid_position
+from pdd.gateway.event_ids import (
+    START,
+    UNSEEN,
+    ChoicePosition,
+    Position,
+    check_told,
+    choice_id,
+    invalid_position,
+)
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import json_bytes, json_string
 from pdd.gateway.usage import token_counts, usage_object
 
 # A word that no id and no model name contains, to cut a prebuilt event at.
 _HOLE = "\x00text\x00"
+
+_ALL = 1 << 62
 
 
 @dataclass(slots=True)
@@ -88,8 +98,16 @@ def finish_reason_of(finish: Finish) -> str:
 
 @dataclass(slots=True)
 class _Choice:
-    """One output on its way. ``before`` and ``after`` make a plain event of a text."""
+    """One output on its way. ``before`` and ``after`` make a plain event of a text.
 
+    ``seen``: what of it its client has seen before; ``skipped_count``: tokens that are passed over
+    for that. ``is_opened``, ``is_finished``: its first and its last event were told.
+    """
+
+    seen: ChoicePosition = UNSEEN
+    skipped_count: int = 0
+    is_opened: bool = False
+    is_finished: bool = False
     progress: Progress = field(default_factory=Progress)
     before: bytes = b""
     after: bytes = b""
@@ -103,32 +121,42 @@ class Reply(ABC):
 
     __slots__ = (
         "_choices",
+        "_has_usage",
         "_id_before",
+        "_is_only",
         "_is_plain",
+        "_is_simple",
         "_model_name",
-        "_position",
         "_prompt_ids_shown",
         "_request_id",
-        "_token_count",
         "job",
     )
 
     def __init__(self, job: Job, *, model_name: str, position: Position = START) -> None:
         """``position``: what of the stream its client has seen already."""
         self.job = job
-        self._choices = [_Choice() for _ in range(job.request.choice_count)]
+        self._choices = [
+            _Choice(
+                seen=seen,
+                skipped_count=_ALL if seen.is_finished else seen.token_count,
+                is_opened=seen.is_opened,
+                is_finished=seen.is_finished,
+            )
+            for seen in position.choices or [UNSEEN] * job.request.choice_count
+        ]
+        self._is_only = len(self._choices) == 1
         self._model_name = model_name
-        self._position = position
+        self._has_usage = position.has_usage
         self._request_id = job.request.request_id.encode()
-        self._prompt_ids_shown = position.is_opened or not job.return_token_ids
+        self._prompt_ids_shown = position is not START or not job.return_token_ids
         # Only text changes from event to event unless the client asked for more.
         self._is_plain = (
             job.request.sampling.logprobs is None
             and not job.return_token_ids
             and not job.running_usage
         )
+        self._is_simple = self._is_plain and self._is_only
         self._id_before = b"id: %b:" % self._request_id
-        self._token_count = 0
         if job.stream and self._is_plain:
             for index, choice in enumerate(self._choices):
                 choice.before, choice.after = sse.template(
@@ -143,38 +171,44 @@ class Reply(ABC):
 
     def opening(self) -> bytes:
         """Events before the first token."""
-        if self._position.is_opened:
-            return b""
-        choices = map(self.opening_choice, range(len(self._choices)))
-        return b"".join(self._choice_event(choice) for choice in choices if choice is not None)
+        events = b""
+        for index, choice in enumerate(self._choices):
+            shown = None if choice.is_opened else self.opening_choice(index)
+            choice.is_opened = True
+            if shown is not None:
+                events += self._choice_event(shown)
+        return events
 
     def event(self, frame: Frame) -> bytes:
         """What the client gets for one frame; b"" when its text is held back, or was seen."""
         choice = self._choices[frame.choice_index]
         choice.progress.advance(frame)
         text = frame.text
-        self._token_count += len(frame.token_ids)
-        if frame.first_token_index < self._position.token_count:
-            self._pass_over(frame)
-            return b""
-        if frame.finish is not None:
-            events = self._text_event(choice, frame) if frame.token_ids or text else b""
-            return events + self._choice_event(self.end_choice(frame.finish, frame.choice_index))
-        if not self._is_plain:
-            return self._text_event(choice, frame)
-        # Nearly always, and written out: what is done here, every token pays for.
-        if not text:
-            return b""
-        count = b"%d" % self._token_count
-        return b"".join((self._id_before, count, choice.before, json_string(text), choice.after))
+        if self._is_simple and frame.first_token_index >= choice.skipped_count:
+            # Nearly always, and written out: what is done here, every token pays for.
+            if not text:
+                return b""
+            count = b"%d" % choice.progress.token_count
+            return b"".join(
+                (self._id_before, count, choice.before, json_string(text), choice.after)
+            )
+        events = b""
+        if frame.first_token_index < choice.skipped_count or choice.is_finished:
+            self._pass_over(choice, frame)
+        elif frame.finish is None or frame.token_ids or text:
+            events = self._text_event(choice, frame)
+        if frame.finish is not None and not choice.is_finished:
+            choice.is_finished = True
+            events += self._choice_event(self.end_choice(frame.finish, frame.choice_index))
+        return events
 
     def _text_event(self, choice: _Choice, frame: Frame) -> bytes:
         if self._is_plain:
             if not frame.text:
                 return b""
             text = json_string(frame.text)
-            count = b"%d" % self._token_count
-            return b"".join((self._id_before, count, choice.before, text, choice.after))
+            parts = (self._id_before, self._place(), choice.before, text, choice.after)
+            return b"".join(parts)
         shown = self.text_choice(frame.text, frame.choice_index)
         if self.job.request.sampling.logprobs is not None:
             shown["logprobs"] = self.logprobs_of(frame.logprobs, frame.choice_index)
@@ -184,18 +218,20 @@ class Reply(ABC):
 
     def closing(self, ended: Ended) -> bytes:
         """The events after the last token: the reason, the usage if asked for, and DONE."""
-        only = self.end_choice(ended.finish, 0) if len(self._choices) == 1 else None
+        only = self.end_choice(ended.finish, 0) if self._is_only else None
         check_end([choice.progress for choice in self._choices], ended)
-        if self._token_count < self._position.token_count:
-            why = f"the whole output has {self._token_count} tokens"
-            raise invalid_position(self._position.token_count, why)
+        counts = [choice.progress.token_count for choice in self._choices]
+        cuts = [choice.seen.token_count for choice in self._choices]
+        check_told(counts, cuts, what="all of it")
         events = b""
-        if only is not None and not self._position.is_finished:
-            events += self._choice_event(only, closing=b"f")
-        if self.job.usage_chunk and not self._position.has_usage:
+        if only is not None and not self._choices[0].is_finished:
+            self._choices[0].is_finished = True
+            events += self._choice_event(only)
+        if self.job.usage_chunk and not self._has_usage:
+            self._has_usage = True
             usage = {**self.chunk([]), "usage": self.usage(ended)}
-            events += sse.event(usage, event_id=self._event_id(b"fu"))
-        return events + sse.done(event_id=self._event_id(b"fu" if self.job.usage_chunk else b"f"))
+            events += sse.event(usage, event_id=self._event_id())
+        return events + sse.done(event_id=self._event_id())
 
     def error(self, body: dict[str, object]) -> bytes:
         """The event after which nothing comes any more."""
@@ -288,21 +324,34 @@ class Reply(ABC):
             "model": self._model_name,
         }
 
-    def _choice_event(self, choice: dict[str, object], *, closing: bytes = b"") -> bytes:
+    def _choice_event(self, choice: dict[str, object]) -> bytes:
         document = self._with_running_usage(self._with_prompt_ids(self.chunk([choice])))
-        return sse.event(document, event_id=self._event_id(closing))
+        return sse.event(document, event_id=self._event_id())
 
-    def _event_id(self, closing: bytes = b"") -> bytes:
-        return b"%b:%d%b" % (self._request_id, self._token_count, closing)
+    def _event_id(self) -> bytes:
+        return b"%b:%b" % (self._request_id, self._place())
 
-    def _pass_over(self, frame: Frame) -> None:
+    def _place(self) -> bytes:
+        """Where a client is that has seen all that was told by now."""
+        choices = b",".join(
+            choice_id(
+                max(choice.progress.token_count, choice.seen.token_count),
+                is_opened=choice.is_opened,
+                is_finished=choice.is_finished,
+            )
+            for choice in self._choices
+        )
+        return choices + b"u" if self._has_usage else choices
+
+    def _pass_over(self, choice: _Choice, frame: Frame) -> None:
         """What its client has seen: only what runs on over the events is taken from it.
 
         Raises:
             InvalidRequest: the client's position is in the middle of the frame.
         """
-        if self._token_count > self._position.token_count:
-            raise invalid_position(self._position.token_count, "no event ended there")
+        if choice.progress.token_count > choice.seen.token_count:
+            why = "no event ended there"
+            raise invalid_position(frame.choice_index, choice.seen.token_count, why)
         if self.job.request.sampling.logprobs is not None:
             self.logprobs_of(frame.logprobs, frame.choice_index)
 

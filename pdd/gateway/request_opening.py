@@ -7,7 +7,7 @@ from typing import Protocol
 from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
 from pdd.gateway.body import read_json_object
-from pdd.gateway.event_ids import START, Position, position_of, refuse_choices
+from pdd.gateway.event_ids import START, Position, position_of
 from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
@@ -86,7 +86,6 @@ class StreamEndpoint:
         if may_be_request_id(request_id):
             await self.runs.appear(request_id)
         run = self.runs.find(request_id, tenant=tenant)
-        position = position_of(turn.request.header(b"last-event-id"), request_id=request_id)
         job = await run.job()
         endpoint = self.endpoints.get(run.name.path)
         if endpoint is None or not job.stream:
@@ -95,7 +94,10 @@ class StreamEndpoint:
                 "with its Idempotency-Key",
                 code="not_a_stream",
             )
-        if position is not START:
-            refuse_choices(job)
+        position = position_of(
+            turn.request.header(b"last-event-id"),
+            request_id=request_id,
+            choice_count=job.request.choice_count,
+        )
         reply = endpoint.make_reply(job, position)
         return Opened(job=job, reply=reply, run=run, position=position)

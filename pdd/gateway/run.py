@@ -11,15 +11,16 @@ nobody listens to goes on for ``linger_s``, for somebody to come back, and is ca
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from pdd.core.errors import PddError, RequestFailed
 from pdd.core.frames import Frame
 from pdd.core.identity import RequestId
 from pdd.core.ports import Inference, Sink
 from pdd.core.requests import Ended, Plan
-from pdd.gateway.event_ids import invalid_position
+from pdd.gateway.event_ids import check_told
 from pdd.gateway.job import Job
 from pdd.gateway.record import Record
 
@@ -85,7 +86,7 @@ class Run:
 
     def take_over(self, job: Job) -> None:
         """It runs already, on a node that will tell it all of it."""
-        self._prompt_token_count = len(job.request.prompt_token_ids)
+        self._learn(job)
         self._job.set_result(job)
         self._is_retold = True
         self._linger_if_alone()
@@ -104,24 +105,24 @@ class Run:
             self._waiting_count -= 1
             self._linger_if_alone()
 
-    def listen(self, sink: Sink, *, cut: int = 0) -> None:
+    def listen(self, sink: Sink, *, cuts: Sequence[int] = ()) -> None:
         """Tell a sink all that was said, then what will be.
 
-        ``cut``: a token index at which the sink wants one frame to end and the next one to begin;
-        0 where there are several choices.
+        ``cuts``: of each choice, a token index at which the sink wants one frame to end and the
+        next one to begin; empty for none.
 
         Raises:
-            InvalidRequest: the cut is behind all that was ever said. (A run that was taken over may
+            InvalidRequest: a cut is behind all that was ever said. (A run that was taken over may
                 have said more to its first scheduler: its sinks find out as they are told.)
         """
-        told = self._records[0].token_count
-        if cut > told and (self._is_over or not self._is_retold):
-            raise invalid_position(cut, f"{told} were told so far")
+        if self._is_over or not self._is_retold:
+            counts = [record.token_count for record in self._records]
+            check_told(counts, cuts, what="what was told")
         self._stop_timer()
         self._listeners[sink] = None
         if self._plan is not None:
             sink.planned(self._plan)
-        for record in self._records:
+        for record, cut in zip(self._records, chain(cuts, repeat(0)), strict=False):
             for frame in record.parts(cut):
                 if sink in self._listeners:
                     sink.tokens(frame)
@@ -197,16 +198,19 @@ class Run:
             self._finish(f"it was refused: {error}")
             return
         self._task = None
-        self._prompt_token_count = len(job.request.prompt_token_ids)
-        self._records = [
-            Record(self.request_id, choice_index=index) for index in range(job.request.choice_count)
-        ]
+        self._learn(job)
         self._job.set_result(job)
         try:
             self._inference.start(job.request, self)
         except Exception as error:  # a bug in the scheduler, which ends the process soon
             self.failed(RequestFailed(f"the scheduler failed: {error}"))
             raise
+
+    def _learn(self, job: Job) -> None:
+        self._prompt_token_count = len(job.request.prompt_token_ids)
+        self._records = [
+            Record(self.request_id, choice_index=index) for index in range(job.request.choice_count)
+        ]
 
     def _refuse(self, error: Exception) -> None:
         self._job.set_exception(error)

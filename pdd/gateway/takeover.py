@@ -20,11 +20,8 @@ _TEXTS = ("echo_text", "role")
 
 
 def with_note(job: Job, name: RunName) -> Job:
-    """The job, whose request carries along what ``from_note`` needs. One of several choices carries
-    nothing: it ends with its scheduler."""
+    """The job, whose request carries along what ``from_note`` needs."""
     request = job.request
-    if request.choice_count > 1:
-        return job
     note: bytes = msgpack.packb(
         {
             "version": NOTE_VERSION,
@@ -35,6 +32,7 @@ def with_note(job: Job, name: RunName) -> Job:
             "cache_salt": request.cache_salt,
             "affinity_key": request.affinity_key,
             "deadline_s": request.deadline_s,
+            "choice_count": request.choice_count,
             "created_s": job.created_s,
             **{field: getattr(job, field) for field in (*_FLAGS, *_TEXTS)},
         }
@@ -49,7 +47,10 @@ def from_note(request: GenerateRequest) -> tuple[Job, RunName]:
         ValueError: this is no such note, or one of another version.
     """
     try:
-        note: dict[str, Any] = msgpack.unpackb(request.resume)
+        note: Any = msgpack.unpackb(request.resume)
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ValueError(f"its note is no msgpack: {error!r}") from error
+    try:
         version = note["version"]
         if version != NOTE_VERSION:
             raise ValueError(f"its note has version {version}, this scheduler reads {NOTE_VERSION}")
@@ -59,6 +60,7 @@ def from_note(request: GenerateRequest) -> tuple[Job, RunName]:
             cache_salt=_typed(note, "cache_salt", str),
             affinity_key=_typed(note, "affinity_key", str),
             deadline_s=_typed(note, "deadline_s", float),
+            choice_count=_typed(note, "choice_count", int),
         )
         job = Job(
             request=whole,
@@ -72,7 +74,7 @@ def from_note(request: GenerateRequest) -> tuple[Job, RunName]:
             key=_typed(note, "key", str),
             digest=_typed(note, "digest", bytes),
         )
-    except (KeyError, TypeError, msgpack.UnpackException) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"its note cannot be read: {error!r}") from error
     return job, name
 

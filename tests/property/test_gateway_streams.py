@@ -1,11 +1,13 @@
 """Whatever text and however cut: a stream says exactly what the engine said."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdd.core.frames import Frame
 from pdd.core.identity import RequestId
 from pdd.core.sampling import Sampling
 from pdd.gateway.chat import ChatReply
@@ -149,3 +151,77 @@ def test_a_stream_cut_behind_any_event_goes_on_byte_for_byte(
         seen = whole.split(b"\n\n")[: index + 1]
         assert b"\n\n".join(seen) + b"\n\n" + rest == whole
     assert len(set(places[:-1])) == len(places) - 1, "no two events have the same id but DONE"
+
+
+@EXAMPLES
+@given(
+    texts=st.lists(st.lists(st.text(max_size=4), max_size=4), min_size=2, max_size=3),
+    order=st.randoms(use_true_random=False),
+    chat=st.booleans(),
+    ids=st.booleans(),
+    logprobs=st.none() | st.integers(min_value=0, max_value=2),
+)
+def test_a_stream_of_several_choices_goes_on_behind_any_event(
+    texts: list[list[str]], order: Any, chat: bool, ids: bool, logprobs: int | None
+) -> None:
+    """Choice by choice: the order between them may be another one when it is told again."""
+    count = len(texts)
+    base = make_job(
+        sampling=Sampling(max_tokens=99, logprobs=logprobs), return_token_ids=ids, usage_chunk=True
+    )
+    job = replace(base, request=replace(base.request, choice_count=count))
+    queues = [
+        [replace(d.frame, choice_index=i) for d in frames(*one, logprobs=logprobs)]
+        for i, one in enumerate(texts)
+    ]
+    for index, queue in enumerate(queues):
+        end = frames("")[0].frame
+        last = queue[-1] if queue else None
+        first = 0 if last is None else last.first_token_index + len(last.token_ids)
+        offset = 0 if last is None else last.text_offset + len(last.text)
+        finish = ended().finish
+        queue.append(
+            replace(
+                end,
+                choice_index=index,
+                first_token_index=first,
+                text_offset=offset,
+                token_ids=(),
+                finish=finish,
+            )
+        )
+    mixed = []
+    waiting = [list(queue) for queue in queues]
+    while any(waiting):
+        mixed.append(order.choice([queue for queue in waiting if queue]).pop(0))
+    end = ended(completion_tokens=sum(map(len, texts)))
+
+    def told(position: Position, all_frames: list[Frame]) -> bytes:
+        kind = ChatReply if chat else CompletionReply
+        one = kind(job, model_name="tiny", position=position)
+        events = one.opening()
+        for frame in all_frames:
+            events += one.event(frame)
+        return events + one.closing(end)
+
+    def said(events: list[bytes]) -> Any:
+        by_choice: dict[int, list[str]] = {}
+        for event in events:
+            data = event.partition(b"data: ")[2]
+            if data not in (b"", b"[DONE]"):
+                document = json.loads(data)
+                document.pop("prompt_token_ids", None)
+                for choice in document["choices"]:
+                    choice.pop("prompt_token_ids", None)
+                index = document["choices"][0]["index"] if document["choices"] else -1
+                by_choice.setdefault(index, []).append(json.dumps(document))
+        return by_choice
+
+    whole = told(START, mixed).split(b"\n\n")
+    places = ids_of(b"\n\n".join(whole))
+    assert len(set(places[:-1])) == len(places) - 1
+    again = [frame for queue in queues for frame in queue]  # as a record tells it
+    for index, place in enumerate(places[:-1]):
+        position = position_of(place, request_id=RequestId("r-test"), choice_count=count)
+        rest = told(position, again).split(b"\n\n")
+        assert said([*whole[: index + 1], *rest]) == said(whole), place

@@ -33,12 +33,14 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., resume_from: _Optional[_Union[ResumeFrom, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., n: _Optional[int] = ...) -> None: ...
 
 class ResumeFrom(_message.Message):
-    __slots__ = ("request_id", "next_token_index")
+    __slots__ = ("request_id", "next_token_index", "choice_token_indexes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_TOKEN_INDEXES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     next_token_index: int
-    def __init__(self, request_id: _Optional[str] = ..., next_token_index: _Optional[int] = ...) -> None: ...
+    choice_token_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., next_token_index: _Optional[int] = ..., choice_token_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

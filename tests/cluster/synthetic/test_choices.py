@@ -245,22 +245,27 @@ def test_a_keyed_request_joins_all_choices(cluster: Cluster) -> None:
     assert again.usage == first.usage
 
 
-def test_such_a_stream_is_not_continued_in_the_middle(cluster: Cluster) -> None:
-    stream(cluster, {"n": 2, "seed": 99}, **{"idempotency-key": "choices-2"})
+def test_such_a_stream_goes_on_behind_any_of_its_events(cluster: Cluster) -> None:
+    key = {"idempotency-key": "choices-2"}
+    first = stream(cluster, {"n": 2, "seed": 99}, **key)
     body = {"prompt": STORY, "return_token_ids": True, **SAMPLED, "n": 2, "seed": 99}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    again = httpx.post(
-        f"{cluster.http}/v1/completions",
-        json=body,
-        headers={"idempotency-key": "choices-2"},
-        timeout=WAIT_S,
-    )
+    again = httpx.post(f"{cluster.http}/v1/completions", json=body, headers=key, timeout=WAIT_S)
     request_id = again.headers["x-pdd-request-id"]
-    url = f"{cluster.http}/v1/streams/{request_id}"
-    refused = httpx.get(url, headers={"last-event-id": f"{request_id}:7"}, timeout=WAIT_S)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "not_resumable"
-    assert "[DONE]" in httpx.get(url, timeout=WAIT_S).text, "from the start it is told"
+    ended = len(first.token_ids[1])
+    for place, left in (("7,3", (7, 3)), (f"0,{ended}f", (0, ended)), ("-,5", (0, 5))):
+        rest = httpx.get(
+            f"{cluster.http}/v1/streams/{request_id}",
+            headers={"last-event-id": f"{request_id}:{place}"},
+            timeout=WAIT_S,
+        )
+        token_ids: dict[int, list[int]] = {0: [], 1: []}
+        for line in rest.text.splitlines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    token_ids[choice["index"]] += choice.get("token_ids") or []
+        assert token_ids == {index: first.token_ids[index][left[index] :] for index in (0, 1)}
+        assert rest.text.endswith("data: [DONE]\n\n")
 
 
 def test_leaving_while_the_prompt_is_computed_frees_everything(cluster: Cluster) -> None:
