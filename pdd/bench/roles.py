@@ -16,7 +16,7 @@ Document: ``{"schema_version": 1, "load", "settings", "runs": [{"seed", "variant
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ SETTINGS = {
     "roles.cooldown_s": "2",
     "roles.step_fraction": "0.5",
     "roles.guard_window_s": "2.5",
-    "roles.guard_min_requests": "6",
+    "roles.guard_min_requests": "10",
     "roles.guard_rest_s": "15",
     "roles.switch_deadline_s": "30",
 }
@@ -77,6 +77,7 @@ _GRACE_S = 10.0
 """What has not ended so long after the load is late by any measure; it is cut off and counted."""
 _SET_LIMIT_S = 60.0
 _SETTLE_S = 6.0
+_WARM_S = 4.0
 _POLL_S = 0.2
 
 
@@ -125,6 +126,11 @@ class RolesBench:
             load_nodes=options.load_nodes,
             engine=ENGINE,
         )
+        self._warm_up = phases_of(
+            (Role.PREFILL, Role.DECODE), duration_s=_WARM_S, load_nodes=1.0, engine=ENGINE
+        )
+        """Before the first variant: a cluster that has just started is slower, and knows nothing
+        of its own speed."""
         self._settings = {**SETTINGS, **options.settings}
         self.document: dict[str, Any] = {
             "schema_version": 1,
@@ -173,6 +179,7 @@ class RolesBench:
 
         def work(cluster: RunningCluster) -> None:
             with cluster_admin(cluster.record.grpc) as admin:
+                run_load(self._spec(cluster, self._warm_up, -seed), process_count=1)
                 for variant in order:
                     if cluster.interrupt.is_set():
                         raise KeyboardInterrupt
@@ -200,15 +207,7 @@ class RolesBench:
         if is_auto:
             for node in admin.roles().nodes:
                 admin.set_role(node.node, AUTO, message="")
-        spec = GeneratorSpec(
-            target=Target(host="127.0.0.1", port=cluster.http_port),
-            body=BodyOptions(endpoint=Endpoint.COMPLETIONS, model=cluster.record.model),
-            calibration=_ONE_TO_ONE,
-            seed=seed,
-            planned=shifting_load(self._phases, seed=seed),
-            timeout_s=_TIMEOUT_S,
-            grace_s=_GRACE_S,
-        )
+        spec = self._spec(cluster, self._phases, seed)
         self._say(
             f"seed {seed}, {variant}: {len(spec.planned)} requests in "
             f"{len(self._phases) * options.phase_s:g} s"
@@ -231,6 +230,17 @@ class RolesBench:
             f"({run['goodput_per_s']:.2f}/s), {run['failed']} failed, "
             f"{run['unfinished']} unfinished, "
             f"{sum(one['stage'] == 'done' for one in run['switches'])} switches"
+        )
+
+    def _spec(self, cluster: RunningCluster, phases: Sequence[Phase], seed: int) -> GeneratorSpec:
+        return GeneratorSpec(
+            target=Target(host="127.0.0.1", port=cluster.http_port),
+            body=BodyOptions(endpoint=Endpoint.COMPLETIONS, model=cluster.record.model),
+            calibration=_ONE_TO_ONE,
+            seed=seed,
+            planned=shifting_load(phases, seed=seed),
+            timeout_s=_TIMEOUT_S,
+            grace_s=_GRACE_S,
         )
 
 

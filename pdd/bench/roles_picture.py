@@ -65,7 +65,8 @@ def _goodput(
     times = [one["at_s"] for one in timeline]
     offered = [one["sent"] / _width_s(times) for one in timeline]
     axes.step(times, offered, where="post", lw=0.8, ls=":", color="black", label="offered")
-    axes.set(ylabel="good requests/s", title=f"seed {seed}: goodput over time", xlabel="s")
+    axes.set(ylabel="good requests/s", xlabel="s")
+    axes.set_title(f"seed {seed}: goodput over time", pad=18)
     axes.legend(fontsize=8, loc="upper left")
     axes.grid(visible=True, alpha=0.3)
 

@@ -2,8 +2,8 @@
 
 Compared are requests that ended in the ``guard_window_s`` before a move began and requests that
 arrived after it was over. A load that grows makes more requests late whatever was switched, so
-that fewer good ones alone prove nothing: the move is to blame when the pool that *gave* a node is
-late more often than before, by ``guard_loss_fraction``, and fewer requests are good by as much.
+that fewer good ones alone prove nothing: the move is to blame when fewer requests are good by
+``guard_loss_fraction`` or more, and most of what was lost is late by the pool that *gave* a node.
 """
 
 from collections.abc import Sequence
@@ -81,12 +81,10 @@ class Guard:
         if after.count < count_min:
             waited_s = now_s - move.over_s
             return "" if waited_s >= _PATIENCE_WINDOWS * self.settings.guard_window_s else None
-        loss = self.settings.guard_loss_fraction
-        if (
-            move.before.count >= count_min
-            and after.good < move.before.good - loss
-            and after.late[move.source] > move.before.late[move.source] + loss
-        ):
+        lost = move.before.good - after.good
+        late = after.late[move.source] - move.before.late[move.source]
+        limit = self.settings.guard_loss_fraction
+        if move.before.count >= count_min and lost > limit and late > max(limit, lost / 2):
             return (
                 f"good requests went from {move.before.good:.0%} to {after.good:.0%}, late by "
                 f"{move.source} from {move.before.late[move.source]:.0%} to "

@@ -68,6 +68,9 @@ def verdict(before: Mix, after: Mix) -> str | None:
         (Mix(late_decode=20), Mix(late_prefill=60), True),
         # more are late, but by the pool that got a node: the load has grown
         (Mix(late_decode=20), Mix(late_decode=70), False),
+        # both are late more often, the pool that got a node much more so
+        (Mix(), Mix(late_prefill=15, late_decode=50), False),
+        (Mix(), Mix(late_prefill=50, late_decode=15), True),
         # prefill is late more often, and yet more requests are good
         (Mix(late_decode=80), Mix(late_prefill=40), False),
         (Mix(), Mix(late_prefill=9), False),
