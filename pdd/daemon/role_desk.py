@@ -58,8 +58,12 @@ class RoleDesk:
 
     def agreed_on(self, news: RoleNews) -> RoleSet | None:
         """What the other schedulers, and this one's next life, are to know of a switch: that the
-        controller, or its guard, has left a node with another duty."""
-        if news.stage is not SwitchStage.DONE or news.by not in _OF_THE_CONTROLLER:
+        controller, or its guard, has left a node with another duty. The one that leads says it; the
+        others do likewise when they hear of it, and finish at their own time."""
+        is_done = news.stage is SwitchStage.DONE and news.by in _OF_THE_CONTROLLER
+        row = self._agreement.state.roles.get(news.node)
+        is_known = row is not None and row.role == news.target
+        if not is_done or is_known or not self._core.leads:
             return None
         return _role_set(news.node, news.target, is_by_hand=False, message=news.reason)
 

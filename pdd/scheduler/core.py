@@ -182,6 +182,7 @@ class SchedulerCore:
                     *members.forget_lost(state, now_s),
                     *endings.end_overdue(state, now_s),
                 ]
+                effects += switches.follow_all(state, now_s)
                 if not state.leads:
                     return effects
                 return [

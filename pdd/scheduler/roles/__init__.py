@@ -36,6 +36,9 @@ What goes wrong, and what is done:
                                  prompts are then computed on decode nodes
     node runs longer than        abandoned at ``switch_deadline_s``: it takes its old duty up again;
     the deadline                 an operator's wish is tried again after ``cooldown_s``
+    several schedulers           the one that leads measures and switches. The others change a node
+                                 when they hear of it, each when what it holds there has ended;
+                                 the next leader goes on from what is agreed on
     all nodes cordoned           nothing is measured and nothing moves; a role set by hand is taken
                                  by cordoned nodes too, which stay cordoned
     pinned node                  refused by hand, left alone by the controller

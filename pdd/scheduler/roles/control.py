@@ -8,35 +8,34 @@ from pdd.scheduler.roles.book import RoleNews, SwitchBy, SwitchStage
 from pdd.scheduler.roles.controller import Wish
 from pdd.scheduler.roles.guard import Move
 from pdd.scheduler.roles.settings import RoleMode
-from pdd.scheduler.roles.switches import begin, follow_all, misfit
+from pdd.scheduler.roles.switches import begin, misfit
 from pdd.scheduler.state import State
 
 
 def control(state: State, now_s: float) -> list[Effect]:
-    """Everything about roles that time brings."""
+    """Once with every tick, at the scheduler that leads."""
     book = state.roles
     measured = demand.measure(state, now_s=now_s)
     book.smooth.observe(measured.nodes, now_s=now_s)
     book.waits_for_prefill = measured.waits_for_prefill
-    effects = follow_all(state, now_s)
     if book.settings.mode is RoleMode.OFF:
-        return effects
+        return []
     if book.switches:
         book.controller.idle_reason = "a switch is on its way"
-        return effects
+        return []
     if (move := book.guard.move) is not None:
         why = book.guard.verdict(book.goodput, overdue=ends.overdue(state, now_s), now_s=now_s)
         if why is not None:
             book.guard.move = None
         if why:
-            return effects + _undo(state, move, why, now_s)
+            return _undo(state, move, why, now_s)
     wish = book.controller.decide(demand.loads(state), now_s=now_s)
     if wish is None:
-        return effects
+        return []
     if book.guard.move is not None and wish.target is book.guard.move.target:
         book.controller.idle_reason = f"{wish.reason}; watches what the latest switch brings first"
-        return effects
-    return effects + _grant(state, wish, now_s)
+        return []
+    return _grant(state, wish, now_s)
 
 
 def _grant(state: State, wish: Wish, now_s: float) -> list[Effect]:

@@ -13,12 +13,15 @@ from pdd.scheduler.events import (
     HeldSequence,
     NodeCordoned,
     NodeLost,
+    NodeRoleGiven,
     NodeRoleReleased,
     NodeRoleSet,
+    NodeUncordoned,
     RequestArrived,
     SequenceFinished,
     Tick,
 )
+from pdd.scheduler.group_events import LeadershipChanged
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.requests import Phase
 from pdd.scheduler.roles.book import RoleNews, SwitchBy, SwitchStage
@@ -460,3 +463,18 @@ def test_a_node_that_comes_back_first_is_needed_as_it_is() -> None:
     assert arrive(cluster, "new")["decode"] == "decode-0"
     cluster.step(make_joined("decode-1"))
     assert news(cluster.step(Tick())) == [("decode-0", BEGUN)]
+
+
+def test_a_scheduler_that_does_not_lead_follows_and_decides_nothing() -> None:
+    cluster = make_pressed(RoleMode.AUTO)
+    cluster.step(LeadershipChanged(leads=False))
+    assert pass_s(cluster, 10.0) == []
+    # the leader has done it, and said so
+    effects = cluster.step(NodeRoleGiven(node=NodeName("prefill-1"), role=DECODE))
+    assert news(effects) == [("prefill-1", BEGUN), ("prefill-1", DONE)]
+    # what waits for another decode node is tried again here too
+    cluster.step(NodeRoleReleased(node=NodeName("prefill-1")))
+    cluster.step(NodeCordoned(node=NodeName("prefill-1")))
+    assert news(set_role(cluster, "decode-0", PREFILL)) == []
+    cluster.step(NodeUncordoned(node=NodeName("prefill-1")))
+    assert [(one.node, one.stage) for one in pass_s(cluster, 0.25)] == [("decode-0", BEGUN)]
