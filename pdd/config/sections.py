@@ -156,8 +156,8 @@ class ResumeSection(Section):
     and frees its blocks; whoever takes the request over has the rest computed anew."""
 
     tokens_max: Annotated[int, Field(ge=0, le=1 << 30)] = 1_000_000
-    """Tokens of prompts and outputs that a node holds in all. At the bound the oldest that have
-    ended are forgotten; if there are none, the others stop."""
+    """Tokens of prompts and outputs, and log probabilities, that a node holds in all. At the bound
+    the oldest that have ended are forgotten; if there are none, the others stop."""
 
 
 class GrpcSection(Section):

@@ -14,8 +14,8 @@ Bounds, and what happens there:
 * ``grace_s`` after the loss (or the end) nobody has claimed it: it is cancelled and forgotten.
 * ``sequence_tokens_max`` tokens after the loss: it is stopped, its blocks come back, and what it
   has said is held on; whoever claims it has the rest computed anew.
-* ``tokens_max`` tokens of prompts and outputs in all: those that have ended are forgotten, the
-  oldest first; if there are none, whoever wants to put out one more is stopped.
+* ``tokens_max`` tokens of prompts and outputs, and log probabilities, in all: those that have ended
+  are forgotten, the oldest first; if there are none, whoever wants to put out one more is stopped.
 """
 
 import asyncio
@@ -40,13 +40,14 @@ class HoldLimits:
 
 @dataclass(slots=True)
 class Held(Generic[JobT]):
-    """``has_ended``: by itself, so that only its end has to be told."""
+    """``has_ended``: by itself, so that only its end has to be told. ``size``: tokens and log
+    probabilities. ``grown_token_count``: tokens since it is held."""
 
     job: JobT
     has_ended: bool
-    token_count: int
-    lost_token_count: int
+    size: int
     timer: asyncio.TimerHandle
+    grown_token_count: int = 0
 
 
 class HeldJobs(Generic[JobT]):
@@ -57,15 +58,15 @@ class HeldJobs(Generic[JobT]):
         self._limits = limits
         self._drop = drop
         self._held: OrderedDict[RequestId, Held[JobT]] = OrderedDict()
-        self._token_count = 0
+        self._size = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
-    def token_count(self) -> int:
-        """Tokens of prompts and outputs that are held."""
-        return self._token_count
+    def size(self) -> int:
+        """Tokens of prompts and outputs, and log probabilities, that are held."""
+        return self._size
 
     def jobs(self) -> list[JobT]:
         """All of them, oldest first."""
@@ -82,28 +83,31 @@ class HeldJobs(Generic[JobT]):
         *,
         has_ended: bool,
         prompt_token_count: int,
-        output_token_count: int,
+        output_size: int,
     ) -> None:
-        """From now on, for ``grace_s``. What was held under that id is forgotten."""
+        """From now on, for ``grace_s``. What was held under that id is forgotten.
+
+        ``output_size``: tokens and log probabilities so far.
+        """
         self.forget(request_id)
         timer = asyncio.get_running_loop().call_later(self._limits.grace_s, self._drop, request_id)
         self._held[request_id] = Held(
             job=job,
             has_ended=has_ended,
-            token_count=prompt_token_count + output_token_count,
-            lost_token_count=prompt_token_count + output_token_count,
+            size=prompt_token_count + output_size,
             timer=timer,
         )
-        self._token_count += prompt_token_count + output_token_count
+        self._size += prompt_token_count + output_size
         self._forget_ended()
 
-    def grew(self, request_id: RequestId, count: int) -> bool:
-        """It has put out ``count`` more; False: it is at a bound and is to be stopped. What it has
-        said is held on until its time is over."""
+    def grew(self, request_id: RequestId, token_count: int, *, size: int) -> bool:
+        """It has put out so many more tokens, of that size with their log probabilities; False: it
+        is at a bound and is to be stopped. What it has said is held on until its time is over."""
         held = self._held[request_id]
-        held.token_count += count
-        self._token_count += count
-        if held.token_count - held.lost_token_count > self._limits.sequence_tokens_max:
+        held.grown_token_count += token_count
+        held.size += size
+        self._size += size
+        if held.grown_token_count > self._limits.sequence_tokens_max:
             return False
         return self._forget_ended()
 
@@ -112,14 +116,14 @@ class HeldJobs(Generic[JobT]):
         held = self._held.pop(request_id, None)
         if held is not None:
             held.timer.cancel()
-            self._token_count -= held.token_count
+            self._size -= held.size
 
     def _forget_ended(self) -> bool:
         """Keep the bound on all; False if that takes more than to forget ended ones."""
-        if self._token_count > self._limits.tokens_max:
+        if self._size > self._limits.tokens_max:
             for request_id, held in list(self._held.items()):
-                if self._token_count <= self._limits.tokens_max:
+                if self._size <= self._limits.tokens_max:
                     break
                 if held.has_ended:
                     self.forget(request_id)
-        return self._token_count <= self._limits.tokens_max
+        return self._size <= self._limits.tokens_max

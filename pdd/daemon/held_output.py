@@ -15,18 +15,21 @@ class HeldOutput:
     """Token ids from output token 0 on, log probabilities if there are any, and the last frame.
 
     ``last``: the frame with the end, as it was sent; it can hold text that no replay gives.
+    ``size`` counts tokens and log probabilities; some 50 to 250 bytes each.
     """
 
-    __slots__ = ("last", "logprobs", "token_ids")
+    __slots__ = ("last", "logprobs", "size", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.last: Frame | None = None
+        self.size = 0
 
     def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         """More output, of this node or of one before it."""
         self.token_ids.extend(token_ids)
+        self.size += size_of(token_ids, logprobs)
         if logprobs:
             self.logprobs.extend(logprobs)
 
@@ -47,3 +50,8 @@ class HeldOutput:
 
     def _replayable_count(self) -> int:
         return len(self.token_ids) if self.last is None else self.last.first_token_index
+
+
+def size_of(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> int:
+    """See ``HeldOutput``."""
+    return len(token_ids) + sum(1 + len(one.top) for one in logprobs)

@@ -22,7 +22,7 @@ from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame, TokenLogpr
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock
 from pdd.daemon.held_jobs import HeldJobs, HoldLimits
-from pdd.daemon.held_output import HeldOutput
+from pdd.daemon.held_output import HeldOutput, size_of
 from pdd.engine.output_stream import OutputStream
 from pdd.engine.port import Engine, EngineFailed, Job, JobFacts, StepOutput
 from pdd.rpc.v1 import cluster_pb2
@@ -344,7 +344,7 @@ class NodeJobs:
             running,
             has_ended=running.output.last is not None,
             prompt_token_count=len(running.job.prompt_token_ids),
-            output_token_count=len(running.output.token_ids),
+            output_size=running.output.size,
         )
 
     def _on_held_frame(self, frame: Frame, _generation: int) -> None:
@@ -352,7 +352,8 @@ class NodeJobs:
         running = self._held.get(frame.request_id)
         if running is None or frame.finish is not None:
             return
-        if not self._held.grew(frame.request_id, len(frame.token_ids)):
+        size = size_of(frame.token_ids, frame.logprobs)
+        if not self._held.grew(frame.request_id, len(frame.token_ids), size=size):
             self._stop_held(running, "it has said all that this node holds for nobody")
 
     def _on_held_failed(self, request_id: RequestId, _generation: int, failure: JobFailure) -> None:

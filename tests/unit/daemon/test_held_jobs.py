@@ -1,11 +1,12 @@
 """How much a node holds of lost schedulers' requests, how long, and what goes first."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from pdd.connector.params import JobKind
-from pdd.core.frames import FinishReason, Frame
+from pdd.core.frames import FinishReason, Frame, Logprob, TokenLogprobs
 from pdd.core.identity import RequestId
 from pdd.daemon.held_jobs import HeldJobs, HoldLimits
 from pdd.daemon.node_jobs import JobReports
@@ -25,14 +26,14 @@ def book(dropped: list[RequestId] | None = None, **limits: float) -> HeldJobs[st
 
 
 def hold(held: HeldJobs[str], name: RequestId, *, prompt: int = 1, ended: bool = False) -> None:
-    held.hold(name, name, has_ended=ended, prompt_token_count=prompt, output_token_count=1)
+    held.hold(name, name, has_ended=ended, prompt_token_count=prompt, output_size=1)
 
 
 async def test_a_sequence_may_say_so_much_for_nobody_and_no_more() -> None:
     held = book(sequence_tokens_max=3)
     hold(held, A)
-    assert held.grew(A, 3)
-    assert not held.grew(A, 1)
+    assert held.grew(A, 3, size=3)
+    assert not held.grew(A, 1, size=1)
     assert held.get(A) == A, "it is held on"
 
 
@@ -41,12 +42,12 @@ async def test_at_the_bound_on_all_the_oldest_ended_ones_go_first_and_nobody_els
     hold(held, A)
     hold(held, B, prompt=3, ended=True)
     hold(held, C, prompt=2, ended=True)
-    assert held.token_count == 9
-    assert held.grew(A, 2)
+    assert held.size == 9
+    assert held.grew(A, 2, size=2)
     assert [held.get(name) for name in (A, B, C)] == [A, None, C]
-    assert held.grew(A, 4)
+    assert held.grew(A, 4, size=4)
     assert held.get(C) is None
-    assert not held.grew(A, 3), "none is left that has ended"
+    assert not held.grew(A, 3, size=3), "none is left that has ended"
     assert held.get(A) == A
 
 
@@ -56,7 +57,7 @@ async def test_what_is_forgotten_counts_no_more_and_is_not_dropped_later() -> No
     hold(held, A)
     held.forget(A)
     held.forget(A)
-    assert (len(held), held.token_count) == (0, 0)
+    assert (len(held), held.size) == (0, 0)
     hold(held, B)
     async with asyncio.timeout(10):
         while not dropped:  # noqa: ASYNC110 - a timer has no event
@@ -205,4 +206,14 @@ async def test_tokens_of_an_earlier_node_are_given_too(emitted: str) -> None:
     await node.over()
     assert node.text == f"{emitted}cd"
     assert node.frames[0].token_ids == ids_of((emitted + "c")[0])
+    node.jobs.cancel_all()
+
+
+async def test_log_probabilities_count_as_what_they_weigh() -> None:
+    likely = Logprob(token_id=1, logprob=-1.0, rank=1, text="c", token_bytes=b"c")
+    node, run = await held_node(tokens_max=24)
+    run.feed(replace(out("c"), logprobs=(TokenLogprobs(chosen=likely, top=(likely,) * 20),)))
+    await asyncio.wait_for(run.ended.wait(), timeout=10)
+    await node.over()
+    assert [job.is_running for job in node.jobs.held()] == [False], "one token, and 21 of them"
     node.jobs.cancel_all()
