@@ -53,7 +53,7 @@ def place_given(state: State, event: PlaceGiven, now_s: float) -> list[Effect]:
         request.placed_s = now_s
     request.plan = event.plan
     request.first_tokens = {}
-    request.granted_tokens = event.granted_tokens
+    request.grant(event.granted_tokens)
     request.is_whole = event.is_whole
     request.prefill, request.decode = event.plan.prefill_node, event.plan.decode_node
     if not request.announced:
@@ -97,7 +97,7 @@ def grew(state: State, event: SequenceGrew) -> list[Effect]:
         return []
     if event.output_token_count < request.grows_at_tokens:
         return []
-    request.granted_tokens = next_grant(request, event.output_token_count)
+    request.grant(next_grant(request, event.output_token_count))
     node = state.nodes[request.decode]
     blocks = blocks_of(request, node, output_tokens=request.granted_tokens)
     node.grow(request.id, blocks=max(blocks, node.leases[request.id]))

@@ -34,10 +34,10 @@ def told(state: State, event: RequestTold, now_s: float) -> list[Effect]:
         caller=caller_name(tenant=event.request.tenant, key=event.caller_key),
         generation=event.generation,
         interruption=event.interruption,
-        granted_tokens=event.granted_tokens,
         is_whole=event.is_whole,
         announced=True,
     )
+    request.grant(event.granted_tokens)
     is_new = event.phase is Phase.QUEUED and event.generation == 0
     if is_new and state.leads:
         return admit(state, request, now_s)
@@ -84,7 +84,7 @@ def _take_leases(state: State, request: Request, event: RequestTold, now_s: floa
             return False
         if blocks_of(request, node, output_tokens=least) > room_blocks:
             return False
-        request.granted_tokens = least
+        request.grant(least)
     for name, tokens in wanted:
         if name is not None:
             lease(

@@ -37,8 +37,9 @@ class Request:
     ``arrival_index``: counts all requests; equal times would leave their order open.
     ``keys``, ``caller``: see ``policy.candidate.Question``.
     ``granted_tokens``: output tokens of each choice that its leases allow for; never less than any
-    has emitted. ``open_choices``: those that have not ended, in order. ``first_tokens``: what the
-    prefill node of the present attempt has sampled for those that another node goes on with.
+    has emitted. Set by ``grant``, with ``grows_at_tokens``: so long an output needs a longer lease.
+    ``open_choices``: those that have not ended, in order. ``first_tokens``: what the prefill node
+    of the present attempt has sampled for those that another node goes on with.
     ``is_whole``: it is only placed where its longest output fits, and keeps its blocks to its end.
     ``interruption``: why the present attempt is not the first; empty for the first.
     ``blocked_s``: since when it could be placed but for room; None while nothing blocks it.

@@ -136,11 +136,16 @@ def test_output_grows_without_a_leader_by_what_a_leader_would_grant() -> None:
     holder.step(given(LOCAL, granted_tokens=64))
     leader = Cluster("prefill-0", "decode-0")
     leader.step(told(max_tokens=400, phase=Phase.DECODING, plan=LOCAL, granted_tokens=64))
+    for cluster in (holder, leader):
+        cluster.step(SequenceGrew(request_id=R1, generation=0, output_token_count=48))
+        request = cluster.core.requests[R1]
+        assert (request.granted_tokens, request.grows_at_tokens) == (64, 49), "not near its end"
     grew = SequenceGrew(request_id=R1, generation=0, output_token_count=60)
     assert holder.step(grew) == []
     assert leader.step(grew) == []
     mine, theirs = holder.core.requests[R1], leader.core.requests[R1]
     assert mine.granted_tokens == theirs.granted_tokens > 64
+    assert mine.grows_at_tokens == theirs.grows_at_tokens > 60
 
 
 def told(
@@ -200,7 +205,7 @@ def test_where_two_leaders_promised_the_same_blocks_what_runs_keeps_what_it_fill
     )
     request = leader.core.requests[R1]
     assert request.phase is Phase.DECODING
-    assert request.granted_tokens == 42
+    assert (request.granted_tokens, request.grows_at_tokens) == (42, 27)
 
 
 def test_what_fits_nowhere_under_a_new_leader_waits_for_its_next_attempt() -> None:
