@@ -7,7 +7,7 @@ the first one for itself, and everything else shares the others.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -46,11 +46,13 @@ def move_tree(pid: int, cores: Sequence[int]) -> None:
     """Every thread of a process and of its descendants; what they start later goes with them."""
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):
-        for thread in process.threads():
-            try:
+        try:
+            threads = process.threads()
+        except psutil.NoSuchProcess:
+            continue  # it has ended just now, as may a thread below
+        for thread in threads:
+            with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread.id, cores)
-            except ProcessLookupError:
-                continue  # it has ended just now
 
 
 def limited_by(
