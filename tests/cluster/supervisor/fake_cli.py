@@ -14,7 +14,7 @@ real_plan_cluster = up_run.plan_cluster
 
 
 def plan_fakes(options, **arguments) -> tuple[DaemonPlan, ...]:
-    grpc = f"127.0.0.1:{options.grpc_port}"
+    grpc = f"127.0.0.1:{options.schedulers[0].grpc}"
     return tuple(
         replace(
             plan,
