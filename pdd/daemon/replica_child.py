@@ -97,15 +97,19 @@ async def start_replica(
     """In the main thread: the process dies with the thread that started it.
 
     Raises:
-        OSError: no process.
+        ReplicaDied: there is no process, for want of memory, processes or descriptors: a later
+            start may find them again.
     """
     # Popen uses vfork; uvloop's own way is fork, which may hang beside gRPC's threads.
-    process = subprocess.Popen(  # noqa: S603, ASYNC220 -- our own module; returns at once
-        [sys.executable, "-m", "pdd.daemon.replica_process", json.dumps(settings)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=with_package_path(dict(environment)),
-    )
+    try:
+        process = subprocess.Popen(  # noqa: S603, ASYNC220 -- our own module; returns at once
+            [sys.executable, "-m", "pdd.daemon.replica_process", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=with_package_path(dict(environment)),
+        )
+    except OSError as error:
+        raise ReplicaDied(f"the replica's process could not be started: {error}") from error
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
     loop = asyncio.get_running_loop()
