@@ -85,9 +85,10 @@ def main(name: str, behaviour: str, file: str = "") -> None:
     if behaviour == "cluster":
         kept.append(serve_list_nodes(file))
     if behaviour != "silent":
-        notify(
-            READY="1", X_PDD_GRPC=file if behaviour == "cluster" else f"{name}:1", X_PDD_HTTP=name
-        )
+        address = {"X_PDD_GRPC": file if behaviour == "cluster" else f"{name}:1"}
+        if name.startswith("scheduler"):
+            address["X_PDD_HTTP"] = name
+        notify(READY="1", **address)
     signal.pause()
 
 

@@ -72,7 +72,9 @@ def test_detached_cluster_lives_on_until_down(operator):
     cluster = json.loads(out)
     assert cluster["http"] == "http://scheduler-0"
     assert [node["name"] for node in cluster["nodes"]] == ["scheduler-0", "prefill-0", "decode-0"]
-    assert all(set(node) == {"name", "role", "pid", "address"} for node in cluster["nodes"])
+    scheduler, *nodes = cluster["nodes"]
+    assert set(scheduler) == {"name", "role", "pid", "address", "http"}
+    assert all(set(node) == {"name", "role", "pid", "address"} for node in nodes)
     assert "prefill-0: loading, " in err
 
     record = read_record(operator.state_dir)
