@@ -120,7 +120,7 @@ async def decoding(case: Case) -> None:
     job = case.start(case.decode, JobKind.DECODE)
     case.start(case.prefill, JobKind.PREFILL)
     await until(lambda: case.decode.engine.transfers.has_arrived(job.key))
-    case.decode.engine.first_token(job.key, 400)
+    case.decode.engine.first_tokens(job.key, {0: 400})
     await until(lambda: case.phase(case.decode) is SequencePhase.RUNNING)
 
 
