@@ -86,6 +86,11 @@ class NodeSession:
         claims = cluster_pb2.ClaimBatch(claims=[claim])
         self.outbox.put(cluster_pb2.SchedulerMessage(claims=claims))
 
+    def seek(self, request_id: str, resume_key: bytes) -> None:
+        """Ask whether the node holds a request, by its id or else by its key."""
+        seek = cluster_pb2.Seek(request_id=request_id, resume_key=resume_key)
+        self.outbox.put(cluster_pb2.SchedulerMessage(seek=seek))
+
     def introduce(self, peers: list[cluster_pb2.PeerNode], *, complete: bool) -> None:
         """Queue news of peers."""
         joined = cluster_pb2.PeersJoined(peers=peers, complete=complete)

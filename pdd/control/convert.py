@@ -103,6 +103,7 @@ def request_from_submit(submit: cluster_pb2.Submit) -> GenerateRequest:
         sampling=sampling_from_submit(submit),
         priority=submit.priority,
         resume=submit.resume,
+        resume_key=submit.resume_key,
     )
 
 

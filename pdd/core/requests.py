@@ -28,7 +28,8 @@ class GenerateRequest:
     ``choice_count``: outputs wanted for the one prompt (OpenAI's ``n``).
     ``deadline_s``: seconds from acceptance after which the request is ended with an error.
     ``resume``: the front door's own note, which travels with the work and lets another scheduler go
-    on with it. Empty: if its scheduler is lost, the request is.
+    on with it. Empty: if its scheduler is lost, the request is. ``resume_key``: what a client that
+    comes back names it by instead of its id; empty where it gave no key.
     """
 
     request_id: RequestId
@@ -41,6 +42,7 @@ class GenerateRequest:
     choice_count: int = 1
     deadline_s: float = 600.0
     resume: bytes = b""
+    resume_key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,6 +224,7 @@ class _NodeDaemon:
             blocks=blocks,
             cache=cache,
             refused_caller_count=lambda: relay.refused_caller_count,
+            offers_held=len(self._config.node.schedulers) == 1,
         )
         links = [
             SchedulerLink(address=str(scheduler), handler=service, security=security)

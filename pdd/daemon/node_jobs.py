@@ -10,7 +10,7 @@ A job whose scheduler is lost goes on if another one could take it over (``keep`
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -275,6 +275,10 @@ class NodeJobs:
             asyncio.get_running_loop().call_later(
                 self._hold_limits.grace_s, self._forget_sources, kept
             )
+
+    def orphan_count(self, homes: Collection[str]) -> int:
+        """Held requests of schedulers that are not among ``homes``."""
+        return sum(running.home not in homes for running in self._held.jobs())
 
     def held(self) -> list[HeldJob]:
         """What can be claimed, oldest first."""

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 _LOCATING_COUNT_MAX = 64
 """Questions for blocks that the engine has not answered yet; each is over within a second."""
 
-_News = tuple[EngineStats, str, BlockCensus | None]
+_News = tuple[EngineStats, str, BlockCensus | None, int]
 """What a scheduler is told of at once."""
 
 
@@ -49,7 +49,10 @@ class NodeService:
         blocks: BlockWatch,
         cache: CacheFeed,
         refused_caller_count: Callable[[], int] = lambda: 0,
+        offers_held: bool = True,
     ) -> None:
+        """``offers_held``: what a scheduler has left is told to its next life. Where clients may
+        come back to any of several, it is told to whoever asks for it (``Seek``)."""
         self._identity = identity
         self._role = role
         self._is_role_pinned = is_role_pinned
@@ -63,6 +66,7 @@ class NodeService:
         self._blocks = blocks
         self._cache = cache
         self._refused_caller_count = refused_caller_count
+        self._offers_held = offers_held
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, _News] = {}
         self._locating: set[asyncio.Task[None]] = set()
@@ -85,7 +89,7 @@ class NodeService:
             ucx_worker_addresses=self._info.ucx_addresses,
             vocab_size=self._info.vocab_size,
             pid=os.getpid(),
-            holds_requests=self._jobs.held_count > 0,
+            holds_requests=self._offers_held and self._jobs.held_count > 0,
             forking=self._info.forking,
         )
 
@@ -114,6 +118,8 @@ class NodeService:
         reports = self._reports.pop(link, None)
         if reports is not None:
             self._jobs.scheduler_lost(reports)
+            for other in self._reports:  # clients may be there before the next heartbeat
+                self.send_status_if_changed(other)
         self._peers.scheduler_lost(link.address)
         log.info("scheduler_detached", scheduler=link.address, reason=reason)
 
@@ -126,6 +132,8 @@ class NodeService:
             case "cancels":
                 for request_id in message.cancels.request_ids:
                     self._jobs.cancel(RequestId(request_id))
+            case "seek":
+                self._seek(link, message.seek)
             case "first_token":
                 first = message.first_token
                 tokens = {one.index: one.token_id for one in first.choices}
@@ -155,6 +163,19 @@ class NodeService:
             case other:
                 log.warning("scheduler_message_ignored", kind=other)
 
+    def _seek(self, link: SchedulerLink, seek: cluster_pb2.Seek) -> None:
+        """Tell what a client has come back for, if it is held here and nobody reads it."""
+        homes = self._homes()
+        for held in self._jobs.held():
+            if held.home in homes:
+                continue  # its client has its end from there
+            submit = held.submit
+            is_named = submit.request_id == seek.request_id
+            has_key = bool(seek.resume_key) and submit.resume_key == seek.resume_key
+            if is_named or has_key:
+                log.info("held_job_found", request_id=submit.request_id, scheduler=link.address)
+                link.send(cluster_pb2.NodeMessage(found=_held_to_proto(held)))
+
     def send_status_if_changed(self, link: SchedulerLink) -> None:
         """Tell that scheduler what it does not know yet."""
         self._blocks.look()
@@ -163,7 +184,7 @@ class NodeService:
 
     def send_status(self, link: SchedulerLink) -> None:
         """The engine's latest counts."""
-        self._told[link] = stats, degraded_reason, _ = self._news()
+        self._told[link] = stats, degraded_reason, _, held_count = self._news()
         link.send(
             cluster_pb2.NodeMessage(
                 status=cluster_pb2.NodeStatus(
@@ -178,6 +199,7 @@ class NodeService:
                     },
                     links=self._peers.links(),
                     blocks=self._block_states(),
+                    held_request_count=held_count,
                 )
             )
         )
@@ -199,7 +221,16 @@ class NodeService:
         task.add_done_callback(self._locating.discard)
 
     def _news(self) -> "_News":
-        return self._engine.stats(), self._health.degraded_reason, self._blocks.census
+        return (
+            self._engine.stats(),
+            self._health.degraded_reason,
+            self._blocks.census,
+            self._jobs.orphan_count(self._homes()),
+        )
+
+    def _homes(self) -> set[str]:
+        """Of the schedulers that are there."""
+        return {reports.home for reports in self._reports.values()}
 
     def _block_states(self) -> cluster_pb2.BlockStates | None:
         census = self._blocks.census
@@ -243,7 +274,7 @@ class NodeService:
         for held in self._jobs.held():
             if held.home == home:
                 self._jobs.cancel(RequestId(held.submit.request_id))
-            elif held.home.rpartition("/")[0] == link.address:
+            elif self._offers_held and held.home.rpartition("/")[0] == link.address:
                 offered.append(_held_to_proto(held))
         if offered:
             log.info("held_jobs_offered", scheduler=link.address, count=len(offered))

@@ -91,7 +91,8 @@ class _SchedulerDaemon:
         metrics = GatewayMetrics()
         ClusterMetrics(self._driver, registry=metrics.registry)
         tokenizer = await asyncio.to_thread(make_tokenizer, self._config.engine)
-        runs = make_runs(inference=self._driver, settings=settings, clock=self._clock)
+        seek = self._driver.seek if self._config.raft.replicas else None
+        runs = make_runs(inference=self._driver, settings=settings, clock=self._clock, seek=seek)
         self._driver.take_over_with(runs.adopt)
         inference = InferenceServicer(
             inference=self._driver,

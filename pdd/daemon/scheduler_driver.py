@@ -59,6 +59,7 @@ from pdd.scheduler.events import (
     Event,
     FailureKind,
     FirstTokenSampled,
+    HeldSequence,
     JobFailed,
     NodeJoined,
     NodeLost,
@@ -66,6 +67,7 @@ from pdd.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
+    SequenceFound,
     SequenceGrew,
     SequenceStarted,
     Tick,
@@ -122,6 +124,7 @@ class SchedulerDriver:
         self._transfer_counters: dict[NodeName, dict[str, float]] = {}
         self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
         self._block_states: dict[NodeName, cluster_pb2.BlockStates] = {}
+        self._held_counts: dict[NodeName, int] = {}
         self._streams: dict[RequestId, RequestStream] = {}
         self.blocks = BlockLocator(
             core=core, sessions=self._sessions, streams=self._streams, now=clock
@@ -284,7 +287,29 @@ class SchedulerDriver:
                 forking=_forking(hello.forking),
             )
         )
-        requests = self._core.requests
+        self._claim(session, running)
+
+    def seek(self, request_id: RequestId, resume_key: bytes) -> bool:
+        """Ask nodes for a request that a client has come back for, by its id or else by its key;
+        whether any node was asked. What is found comes to the ``Adopter``."""
+        asked = [
+            session
+            for name, session in self._sessions.items()
+            if request_id or self._held_counts.get(name)
+        ]
+        for session in asked:
+            session.seek(request_id, resume_key)
+        return bool(asked)
+
+    def _on_found(self, session: NodeSession, message: cluster_pb2.HeldRequest) -> None:
+        held = self._takeovers.found(session, message)
+        if held is not None:
+            self._step(SequenceFound(node=session.identity.name, held=held))
+            self._claim(session, (held,))
+
+    def _claim(self, session: NodeSession, running: tuple[HeldSequence, ...]) -> None:
+        """What the core has taken over as it runs."""
+        name, requests = session.identity.name, self._core.requests
         self._takeovers.claim(
             session,
             [
@@ -313,6 +338,7 @@ class SchedulerDriver:
                 self._links[session.identity.name] = [
                     link for link in status.links if link.peer in self._core.nodes
                 ]
+                self._held_counts[session.identity.name] = status.held_request_count
                 if status.HasField("blocks"):
                     self._block_states[session.identity.name] = status.blocks
                 self._step(
@@ -351,6 +377,8 @@ class SchedulerDriver:
                 self.blocks.answered(session.identity.name, message.blocks_held)
             case "cache_position" | "cache_delta" | "cache_snapshot":
                 self.directory.said(session, message)
+            case "found":
+                self._on_found(session, message.found)
             case "held":
                 if self._takeovers.tell(session, message.held):
                     self._join(session)
@@ -549,6 +577,7 @@ class SchedulerDriver:
                 del self._hellos[effect.node]
                 self.directory.forget(effect.node)
                 self._transfer_counters.pop(effect.node, None)
+                self._held_counts.pop(effect.node, None)
                 self._links.pop(effect.node, None)
                 self._block_states.pop(effect.node, None)
                 if (released := self.role_operator.forgotten(effect.node)) is not None:
@@ -609,6 +638,7 @@ class SchedulerDriver:
             grammar_value=sampling.grammar.value if sampling.grammar else "",
             allowed_token_ids=sampling.allowed_token_ids,
             resume=request.resume,
+            resume_key=request.resume_key,
         )
         if request.choice_count == 1:
             submit.emitted_token_ids.extend(stream.choices[0].token_ids)

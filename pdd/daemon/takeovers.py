@@ -67,15 +67,29 @@ class Takeovers:
             held = self._adopted(session, message)
             if held is None:
                 session.cancel(message.submit.request_id)
-            elif message.is_running:
+            elif self._begin(session, message, held) is not None:
                 running.append(held)
-            elif held.output_token_count == 0:
-                session.cancel(held.request.request_id)
-                self._recovered(OutputRecovered(node=session.identity.name, held=held, finish=None))
-            else:
-                self._reading[held.request.request_id] = _Reading(session=session, held=held)
-                _claim(session, held)
         return tuple(running)
+
+    def found(self, session: NodeSession, message: cluster_pb2.HeldRequest) -> HeldSequence | None:
+        """One that a client has come back for. Returns it if it runs, as ``take`` does."""
+        if RequestId(message.submit.request_id) in self._streams:
+            return None  # another answer was quicker
+        held = self._adopted(session, message)
+        return None if held is None else self._begin(session, message, held)
+
+    def _begin(
+        self, session: NodeSession, message: cluster_pb2.HeldRequest, held: HeldSequence
+    ) -> HeldSequence | None:
+        if message.is_running:
+            return held
+        if held.output_token_count == 0:
+            session.cancel(held.request.request_id)
+            self._recovered(OutputRecovered(node=session.identity.name, held=held, finish=None))
+        else:
+            self._reading[held.request.request_id] = _Reading(session=session, held=held)
+            _claim(session, held)
+        return None
 
     def claim(self, session: NodeSession, running: Iterable[HeldSequence]) -> None:
         """What the core has taken over: its tokens come from the first one on."""

@@ -29,12 +29,16 @@ from pdd.gateway.job import Job
 from pdd.gateway.json_text import shorten
 from pdd.gateway.open_requests import stopping_error
 from pdd.gateway.run import Run, RunName
-from pdd.gateway.takeover import from_note
+from pdd.gateway.takeover import from_note, resume_key
 
 ENDED_RUN_COUNT_MAX = 1000
 ENDED_TOKEN_COUNT_MAX = 1_000_000
 """Counts prompt and output tokens and log probabilities; some 50 to 100 bytes each."""
 GONE_COUNT_MAX = 10_000
+_KEY_WAIT_S = 0.3
+_SEEK_AGAIN_S = 0.2
+
+Seek = Callable[[RequestId, bytes], bool]
 
 
 class Runs:
@@ -48,8 +52,15 @@ class Runs:
         age_s: float,
         linger_s: float,
         wait_s: float = 0.0,
+        seek: Seek | None = None,
     ) -> None:
-        """``wait_s``: how long what is not known is waited for: nodes may be about to tell it."""
+        """
+        Args:
+            wait_s: how long what is not known is waited for: nodes may be about to tell it.
+            seek: asks nodes for what another scheduler, which is gone, has left there, by id or
+                else by key; whether any is asked. None: there is no other scheduler.
+        """
+        self._seek = seek
         self._wait_s = wait_s
         self._settled_s = clock() + wait_s
         self._adopted = asyncio.Event()
@@ -104,14 +115,26 @@ class Runs:
         """Before ``join``. A scheduler that has just started may not know yet what runs: a key that
         it does not know is held back a while."""
         key = name.path, name.tenant, name.key
-        await self._wait(lambda: key in self._by_key, until_s=self._settled_s)
+        if self._seek is None or not name.key:
+            await self._wait(lambda: key in self._by_key, until_s=self._settled_s)
+        elif key not in self._by_key and self._seek(RequestId(""), resume_key(name)):
+            until_s = self._clock() + _KEY_WAIT_S
+            await self._wait(lambda: key in self._by_key, until_s=until_s)
 
     async def appear(self, request_id: RequestId) -> None:
         """Before ``find``. Its scheduler may just have been lost, and its node be about to tell."""
-        await self._wait(
-            lambda: request_id in self._by_id or request_id in self._gone,
-            until_s=self._clock() + self._wait_s,
-        )
+        until_s = self._clock() + self._wait_s
+
+        def is_known() -> bool:
+            return request_id in self._by_id or request_id in self._gone
+
+        if self._seek is None:
+            await self._wait(is_known, until_s=until_s)
+            return
+        while not is_known() and self._clock() < until_s:
+            self._seek(request_id, b"")
+            turn_s = self._clock() + _SEEK_AGAIN_S  # its node may hear of the loss after its client
+            await self._wait(is_known, until_s=min(until_s, turn_s))
 
     async def _wait(self, known: Callable[[], bool], *, until_s: float) -> None:
         while not known() and (left_s := until_s - self._clock()) > 0:

@@ -13,7 +13,7 @@ from pdd.gateway.front import Front
 from pdd.gateway.http_connection import HttpConnection
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
-from pdd.gateway.runs import Runs
+from pdd.gateway.runs import Runs, Seek
 from pdd.gateway.served import Health, ServedModel
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tokenizer import Tokenizer
@@ -25,9 +25,16 @@ _LAST_BYTES_S = 1.0
 """At shutdown, after all requests were ended: how long clients may take to read the rest."""
 
 
-def make_runs(*, inference: Inference, settings: GatewaySettings, clock: Clock) -> Runs:
-    """The runs of one scheduler process, which HTTP and gRPC share."""
+def make_runs(
+    *,
+    inference: Inference,
+    settings: GatewaySettings,
+    clock: Clock,
+    seek: Seek | None = None,
+) -> Runs:
+    """The runs of one scheduler process, which HTTP and gRPC share. ``seek``: see ``Runs``."""
     return Runs(
+        seek=seek,
         inference=inference,
         clock=clock,
         age_s=settings.resume_age_s,

@@ -57,8 +57,9 @@ on the wire is told from what is old by its generation. ``group_events`` is what
                                waits); holders tell the next leader all they have, as it stands;
                                it places after the last of them has told, or half a second
     leader's process stands    its replica hands leadership over after a second without a word
-    holder                     its streams break; nodes hold their sequences for its next life; the
-                               leader keeps their leases for as long
+    holder                     its streams break; nodes hold their sequences for whichever scheduler
+                               their clients come back to (it seeks them there, and holds them from
+                               then on); the leader keeps their leases for as long
     a node                     as with one scheduler; holder and leader may hear of it in any order
     holder-leader stream       the holder asks again and tells all anew
     majority                   running streams end as usual; new ones wait, within their deadline;

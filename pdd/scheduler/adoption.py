@@ -6,11 +6,11 @@ none: its output is read, and then it ends, or waits for a node to go on.
 """
 
 from pdd.core.errors import RequestFailed
-from pdd.core.identity import NodeName, Role
+from pdd.core.identity import NodeName, NodeState, Role
 from pdd.core.requests import Path, Plan
 from pdd.scheduler.effects import Announce, Cancel, Effect
 from pdd.scheduler.endings import complete, fail
-from pdd.scheduler.events import HeldSequence, OutputRecovered
+from pdd.scheduler.events import HeldSequence, OutputRecovered, SequenceFound
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.decider import looks_back
 from pdd.scheduler.prefixes import caller_name
@@ -51,6 +51,14 @@ def adopt(state: State, node: Node, held: HeldSequence, now_s: float) -> list[Ef
     request.phase = Phase.DECODING if request.first_token_s is not None else Phase.PREFILLING
     state.counts.adopted += 1
     return [announced]
+
+
+def found(state: State, event: SequenceFound, now_s: float) -> list[Effect]:
+    """As at a join, of a node that is a member already."""
+    node = state.nodes.get(event.node)
+    if node is None or node.state is NodeState.LOST:
+        return []  # its loss was told in between, and with it what ran there
+    return adopt(state, node, event.held, now_s)
 
 
 def output_recovered(state: State, event: OutputRecovered, now_s: float) -> list[Effect]:

@@ -48,6 +48,7 @@ from pdd.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
+    SequenceFound,
     SequenceGrew,
     SequenceStarted,
     Tick,
@@ -126,6 +127,8 @@ class SchedulerCore:
         match event:
             case NodeJoined():
                 return members.node_joined(state, event, now_s)
+            case SequenceFound():
+                return adoption.found(state, event, now_s)
             case OutputRecovered():
                 return adoption.output_recovered(state, event, now_s)
             case NodeReported():

@@ -54,6 +54,14 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceFound:
+    """A client has come back for what a member has from a scheduler that is gone, and it runs."""
+
+    node: NodeName
+    held: HeldSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRecovered:
     """All that a node holds of a sequence that does not run there any more has been read.
 
@@ -253,6 +261,7 @@ class Tick:
 
 Event = (
     NodeJoined
+    | SequenceFound
     | OutputRecovered
     | NodeReported
     | NodeLost

@@ -19,7 +19,7 @@ class NodeIdentity(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[str] = ..., boot_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held", "held", "cache_position", "cache_delta", "cache_snapshot")
+    __slots__ = ("hello", "status", "frames", "failed", "transfer_done", "tokens", "blocks_held", "held", "found", "cache_position", "cache_delta", "cache_snapshot")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class NodeMessage(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     CACHE_POSITION_FIELD_NUMBER: _ClassVar[int]
     CACHE_DELTA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -39,10 +40,11 @@ class NodeMessage(_message.Message):
     tokens: TokenColumns
     blocks_held: BlocksHeld
     held: HeldRequests
+    found: HeldRequest
     cache_position: CachePosition
     cache_delta: CacheDelta
     cache_snapshot: CacheSnapshotPart
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., cache_position: _Optional[_Union[CachePosition, _Mapping]] = ..., cache_delta: _Optional[_Union[CacheDelta, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshotPart, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., frames: _Optional[_Union[FrameBatch, _Mapping]] = ..., failed: _Optional[_Union[NodeRequestFailed, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., blocks_held: _Optional[_Union[BlocksHeld, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., found: _Optional[_Union[HeldRequest, _Mapping]] = ..., cache_position: _Optional[_Union[CachePosition, _Mapping]] = ..., cache_delta: _Optional[_Union[CacheDelta, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshotPart, _Mapping]] = ...) -> None: ...
 
 class CachePosition(_message.Message):
     __slots__ = ("sequence",)
@@ -150,7 +152,7 @@ class HeldRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., is_running: _Optional[bool] = ..., output_token_count: _Optional[int] = ..., age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., ready_age_s: _Optional[float] = ..., ended_age_s: _Optional[float] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links", "blocks")
+    __slots__ = ("free_block_count", "running_sequence_count", "waiting_sequence_count", "degraded_reason", "transfer_counters", "links", "blocks", "held_request_count")
     class TransferCountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +167,7 @@ class NodeStatus(_message.Message):
     TRANSFER_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
     free_block_count: int
     running_sequence_count: int
     waiting_sequence_count: int
@@ -172,7 +175,8 @@ class NodeStatus(_message.Message):
     transfer_counters: _containers.ScalarMap[str, float]
     links: _containers.RepeatedCompositeFieldContainer[PeerLink]
     blocks: BlockStates
-    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., blocks: _Optional[_Union[BlockStates, _Mapping]] = ...) -> None: ...
+    held_request_count: int
+    def __init__(self, free_block_count: _Optional[int] = ..., running_sequence_count: _Optional[int] = ..., waiting_sequence_count: _Optional[int] = ..., degraded_reason: _Optional[str] = ..., transfer_counters: _Optional[_Mapping[str, float]] = ..., links: _Optional[_Iterable[_Union[PeerLink, _Mapping]]] = ..., blocks: _Optional[_Union[BlockStates, _Mapping]] = ..., held_request_count: _Optional[int] = ...) -> None: ...
 
 class BlockStates(_message.Message):
     __slots__ = ("free_count", "cached_count", "active_count", "leased_count", "quarantined_count", "total_count", "lost_count", "doubled_count", "check_count")
@@ -301,7 +305,7 @@ class TransferDone(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks", "claims", "ask_cache_snapshot")
+    __slots__ = ("welcome", "submits", "cancels", "first_token", "peers_joined", "peer_left", "ask_blocks", "claims", "seek", "ask_cache_snapshot")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +314,7 @@ class SchedulerMessage(_message.Message):
     PEER_LEFT_FIELD_NUMBER: _ClassVar[int]
     ASK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    SEEK_FIELD_NUMBER: _ClassVar[int]
     ASK_CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     submits: SubmitBatch
@@ -319,8 +324,17 @@ class SchedulerMessage(_message.Message):
     peer_left: PeerLeft
     ask_blocks: AskBlocks
     claims: ClaimBatch
+    seek: Seek
     ask_cache_snapshot: AskCacheSnapshot
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ..., claims: _Optional[_Union[ClaimBatch, _Mapping]] = ..., ask_cache_snapshot: _Optional[_Union[AskCacheSnapshot, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., submits: _Optional[_Union[SubmitBatch, _Mapping]] = ..., cancels: _Optional[_Union[CancelBatch, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., peers_joined: _Optional[_Union[PeersJoined, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ask_blocks: _Optional[_Union[AskBlocks, _Mapping]] = ..., claims: _Optional[_Union[ClaimBatch, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., ask_cache_snapshot: _Optional[_Union[AskCacheSnapshot, _Mapping]] = ...) -> None: ...
+
+class Seek(_message.Message):
+    __slots__ = ("request_id", "resume_key")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    resume_key: bytes
+    def __init__(self, request_id: _Optional[str] = ..., resume_key: _Optional[bytes] = ...) -> None: ...
 
 class AskCacheSnapshot(_message.Message):
     __slots__ = ()
@@ -395,7 +409,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s", "choices")
+    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s", "choices", "resume_key")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +429,7 @@ class Submit(_message.Message):
     PLACED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     kind: str
@@ -434,7 +449,8 @@ class Submit(_message.Message):
     placed_age_s: float
     first_token_age_s: float
     choices: _containers.RepeatedCompositeFieldContainer[SubmitChoice]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., choices: _Optional[_Iterable[_Union[SubmitChoice, _Mapping]]] = ...) -> None: ...
+    resume_key: bytes
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., choices: _Optional[_Iterable[_Union[SubmitChoice, _Mapping]]] = ..., resume_key: _Optional[bytes] = ...) -> None: ...
 
 class SubmitChoice(_message.Message):
     __slots__ = ("index", "emitted_token_ids")

@@ -95,6 +95,8 @@ class Stream:
     finish: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     error: Any = None
+    request_id: str = ""
+    last_id: str = ""
 
     @property
     def first_s(self) -> float:
@@ -105,7 +107,9 @@ class Stream:
         return max(b - a for a, b in zip(self.came_s, self.came_s[1:], strict=False))
 
 
-async def read(client: httpx.AsyncClient, url: str, stream: Stream) -> None:
+async def read(
+    client: httpx.AsyncClient, url: str, stream: Stream, headers: dict[str, str] | None = None
+) -> None:
     body = {
         "prompt": stream.prompt,
         "max_tokens": TOKENS,
@@ -115,9 +119,18 @@ async def read(client: httpx.AsyncClient, url: str, stream: Stream) -> None:
         "stream_options": {"include_usage": True},
     }
     stream.began_s = time.monotonic()
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+    await follow(client, f"{url}/v1/completions", stream, method="POST", json=body, headers=headers)
+
+
+async def follow(
+    client: httpx.AsyncClient, url: str, stream: Stream, *, method: str = "GET", **call: Any
+) -> None:
+    async with client.stream(method, url, **call) as response:
         assert response.status_code == 200, await response.aread()
+        stream.request_id = response.headers["x-request-id"]
         async for line in response.aiter_lines():
+            if line.startswith("id: "):
+                stream.last_id = line[4:]
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             event = json.loads(line[6:])
@@ -231,6 +244,40 @@ async def test_a_follower_that_is_killed_disturbs_nobody_else(group: Group) -> N
         for one in range(6):
             clients.start(urls[one % 2], one)
         assert_whole(await clients.all(), texts)
+
+
+@pytest.mark.parametrize("goes", ["leader", "follower"])
+@pytest.mark.parametrize("has_key", [True, False])
+async def test_a_client_of_a_lost_scheduler_comes_back_to_another_one_and_misses_nothing(
+    group: Group, goes: str, has_key: bool
+) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    followers = [name for name in group.http if name != leader]
+    lost, other = (leader, followers[0]) if goes == "leader" else followers
+    key = {"Idempotency-Key": f"{goes}-{group.pid(lost)}"} if has_key else {}
+    async with load() as clients:
+        stream = Stream(PROMPTS[0])
+        reading = asyncio.create_task(read(clients.client, group.http[lost], stream, headers=key))
+        await until_running([stream])
+        os.kill(group.pid(lost), signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await asyncio.wait_for(reading, WAIT_S)
+        seen = len(stream.came_s)
+        back_s = time.monotonic()
+        if has_key:  # sent again: told from its beginning
+            again = Stream(PROMPTS[0])
+            await read(clients.client, group.http[other], again, headers=key)
+            assert again.text.startswith(stream.text)
+            assert_whole([again], texts)
+            first_s = again.came_s[0] - back_s
+        else:
+            url = f"{group.http[other]}/v1/streams/{stream.request_id}"
+            await follow(clients.client, url, stream, headers={"Last-Event-ID": stream.last_id})
+            assert_whole([stream], texts)
+            first_s = stream.came_s[seen] - back_s
+        print(f"{goes} lost after {seen} events, key {has_key}: told on after {first_s:.2f} s")
 
 
 async def test_a_node_that_dies_right_after_a_change_is_planned_around_by_the_new_leader(

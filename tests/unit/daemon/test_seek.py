@@ -1,0 +1,119 @@
+"""A client comes back to another scheduler than the one that is gone, which seeks what it is after.
+
+Two schedulers, the nodes of both and both front doors' runs, over gRPC; engines are scripted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from pdd.control.scheduler_client import SchedulerLink
+from pdd.core.errors import UnknownRequest
+from pdd.core.identity import RequestId
+from pdd.gateway.job import Job
+from tests.sinks import Collected
+from tests.unit.daemon.fake_engine import Run, out
+from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler
+from tests.unit.daemon.test_driver_over_grpc import text_of
+from tests.unit.daemon.test_takeover import NAME, Home, decoding, homes, over
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with capture_logs():
+        yield
+
+
+@asynccontextmanager
+async def two_schedulers() -> AsyncIterator[tuple[GrpcCluster, Home, Node, Run]]:
+    """r1 is being decoded for a client of the first; the nodes are attached to both. Gives the
+    second one's front door."""
+    async with homes() as (cluster, home):
+        node, run = await decoding(cluster, home)
+        other = Scheduler()
+        second = Home(other, seek=other.driver.seek, wait_s=2.0)
+        await other.start()
+        links = []
+        for one in cluster.nodes:
+            one.service._offers_held = False
+            link = SchedulerLink(address=other.address, handler=one.service)
+            links.append(asyncio.create_task(link.run()))
+        await other.until(lambda: len(other.states()) == 2)
+        try:
+            yield cluster, second, node, run
+        finally:
+            for task in links:
+                task.cancel()
+            await asyncio.wait(links)
+            await other.stop()
+
+
+async def lost(cluster: GrpcCluster) -> None:
+    await cluster.scheduler.stop()
+    async with asyncio.timeout(WAIT_S):
+        for node in cluster.nodes:
+            while len(node.service._reports) > 1:  # noqa: ASYNC110 -- it has no event for that
+                await asyncio.sleep(0.001)
+
+
+async def test_a_stream_is_sought_by_its_id_and_goes_on_where_it_runs() -> None:
+    async with two_schedulers() as (cluster, second, node, run):
+        await lost(cluster)
+        run.feed(out("c"))
+        sink = await second.resume()
+        run.feed(out("d"), out("e", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abcde"
+        assert list(node.engine.runs) == ["r1/0"], "it never ran twice"
+        second.scheduler.core.check()
+        assert not second.scheduler.core.requests
+
+
+async def test_a_request_that_is_sent_again_is_sought_by_its_key() -> None:
+    async with two_schedulers() as (cluster, second, _, run):
+        await lost(cluster)
+        await second.scheduler.until(lambda: 1 in second.scheduler.driver._held_counts.values())
+
+        async def never() -> Job:
+            raise AssertionError("it is known")
+
+        await second.runs.settle(NAME)
+        again = second.runs.join(NAME, RequestId("r2"), prepare=never)
+        assert again.request_id == "r1"
+        sink = Collected()
+        again.listen(sink)
+        run.feed(out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+
+
+async def test_what_has_ended_meanwhile_is_found_too() -> None:
+    async with two_schedulers() as (cluster, second, _, run):
+        await lost(cluster)
+        run.feed(out("c", eos=True))
+        sink = await second.resume()
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+
+
+async def test_what_a_scheduler_that_is_there_holds_is_not_given_to_another_one() -> None:
+    async with two_schedulers() as (_, second, _, run):
+        with pytest.raises(UnknownRequest):
+            await second.resume()
+        run.feed(out("c", eos=True))
+        await second.scheduler.until(lambda: second.scheduler.states() != {})
+        assert not any(second.scheduler.driver._held_counts.values()), "its end is held for it"
+        with pytest.raises(UnknownRequest):
+            await second.resume()
+
+
+async def test_a_new_life_takes_nothing_that_nobody_asks_it_for() -> None:
+    async with two_schedulers() as (cluster, second, node, run):
+        await lost(cluster)
+        assert not node.service.hello().holds_requests
+        assert not second.scheduler.core.requests
+        run.feed(out("c"))
+        assert node.jobs.held_count == 1
