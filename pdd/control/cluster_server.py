@@ -9,12 +9,13 @@ does needs it, and one stolen node key must not drain the others.
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc
 import structlog
 
 from pdd.control.convert import identity_from_proto, identity_to_proto
+from pdd.control.leader_cluster import LeaderCluster
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
 from pdd.control.role_operator import RoleOperator, RoleRefused, RoleUnknown
 from pdd.control.versions import ACCEPTED_PROTOCOL_VERSIONS, PROTOCOL_VERSION
@@ -241,7 +242,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         *,
         security: Security = PLAIN,
         group: ReplicaGroup | None = None,
+        leader: LeaderCluster | None = None,
     ) -> None:
+        """``leader``: knows what all schedulers' requests hold and how they were placed; None:
+        there is one scheduler."""
+        self._leader = leader
         self._handler = handler
         self._security = security
         self._group = group
@@ -304,6 +309,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.CordonNodeResponse:
         """See cluster.proto; for operators."""
         await self._admit_operator(context)
+        if (answer := await self._of_leader("CordonNode", request, context)) is not None:
+            return cast("cluster_pb2.CordonNodeResponse", answer)
         try:
             is_changed = await self._handler.operator.cordon(
                 request.node, message=request.message, is_drain=request.is_drain
@@ -322,6 +329,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.UncordonNodeResponse:
         """See cluster.proto; for operators."""
         await self._admit_operator(context)
+        if (answer := await self._of_leader("UncordonNode", request, context)) is not None:
+            return cast("cluster_pb2.UncordonNodeResponse", answer)
         try:
             is_changed = await self._handler.operator.uncordon(request.node)
         except RemoteError as error:
@@ -337,6 +346,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.GetDrainStateResponse:
         """See cluster.proto; an operator's read."""
         await self._admit_operator(context)
+        if (answer := await self._of_leader("GetDrainState", request, context)) is not None:
+            return cast("cluster_pb2.GetDrainStateResponse", answer)
         try:
             state = self._handler.operator.drain_state(request.node)
         except UnknownNode as error:
@@ -349,6 +360,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.SetNodeRoleResponse:
         """See cluster.proto; for operators."""
         await self._admit_operator(context)
+        if (answer := await self._of_leader("SetNodeRole", request, context)) is not None:
+            return cast("cluster_pb2.SetNodeRoleResponse", answer)
         operator = self._handler.role_operator
         try:
             is_changed = await operator.set_role(
@@ -374,6 +387,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.GetRolesResponse:
         """See cluster.proto; an operator's read."""
         await self._admit_operator(context)
+        if (answer := await self._of_leader("GetRoles", request, context)) is not None:
+            return cast("cluster_pb2.GetRolesResponse", answer)
         return self._handler.role_operator.roles()
 
     async def ListDecisions(
@@ -381,6 +396,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ListDecisionsResponse:
         """See cluster.proto; an operator's read."""
         await self._admit_operator(context)
+        if (answer := await self._of_leader("ListDecisions", request, context)) is not None:
+            return cast("cluster_pb2.ListDecisionsResponse", answer)
         decisions = self._handler.operator.decisions(request.request_id)
         if not decisions:
             await context.abort(
@@ -441,6 +458,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         except TooManyAsk as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             raise  # not reached: abort raised
+
+    async def _of_leader(self, method: str, request: Any, context: Any) -> Any | None:
+        return None if self._leader is None else await self._leader.ask(method, request, context)
 
     async def _caller(self, context: Any) -> CertificateIdentity | None:
         try:

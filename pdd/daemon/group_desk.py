@@ -130,6 +130,10 @@ class GroupDesk:
         """Who leads, as far as is known here."""
         return self._leader
 
+    def leader_address(self) -> str:
+        """Of the scheduler that gives places to this one; empty while it leads or knows nobody."""
+        return "" if self._link is None else self._addresses.get(self._link.leader, "")
+
     @property
     def is_connected(self) -> bool:
         """Whether places can be had now."""

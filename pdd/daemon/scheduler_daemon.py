@@ -11,6 +11,7 @@ import uvloop
 
 from pdd.config.sections import Config
 from pdd.control.cluster_server import ClusterServicer
+from pdd.control.leader_cluster import LeaderCluster
 from pdd.control.leader_server import DecisionsServicer
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
@@ -112,7 +113,12 @@ class _SchedulerDaemon:
                 security=security,
             )
         cluster = ClusterServicer(
-            self._driver, security=security, group=ReplicaDesk(self._agreement)
+            self._driver,
+            security=security,
+            group=ReplicaDesk(self._agreement),
+            leader=None
+            if self._group is None
+            else LeaderCluster(self._group.leader_address, security=security),
         )
         SecurityMetrics(
             security,

@@ -42,6 +42,7 @@ async def two_schedulers() -> AsyncIterator[tuple[GrpcCluster, Home, Node, Run]]
             link = SchedulerLink(address=other.address, handler=one.service)
             links.append(asyncio.create_task(link.run()))
         await other.until(lambda: len(other.states()) == 2)
+        await attached_to(2, cluster)
         try:
             yield cluster, second, node, run
         finally:
@@ -53,9 +54,14 @@ async def two_schedulers() -> AsyncIterator[tuple[GrpcCluster, Home, Node, Run]]
 
 async def lost(cluster: GrpcCluster) -> None:
     await cluster.scheduler.stop()
+    await attached_to(1, cluster)
+
+
+async def attached_to(count: int, cluster: GrpcCluster) -> None:
+    """Every node has so many schedulers."""
     async with asyncio.timeout(WAIT_S):
         for node in cluster.nodes:
-            while len(node.service._reports) > 1:  # noqa: ASYNC110 -- it has no event for that
+            while len(node.service._reports) != count:  # noqa: ASYNC110 -- it has no event for it
                 await asyncio.sleep(0.001)
 
 

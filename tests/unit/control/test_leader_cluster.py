@@ -1,0 +1,68 @@
+"""An operator's question to a scheduler that does not lead is answered by the one that does."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from pdd.control.cluster_server import ClusterServicer
+from pdd.control.leader_cluster import LeaderCluster
+from pdd.control.versions import CHANNEL_OPTIONS, SERVER_OPTIONS
+from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Scheduler
+
+DRAIN = cluster_pb2.GetDrainStateRequest(node="decode-0")
+
+
+@contextlib.asynccontextmanager
+async def serving(scheduler: Scheduler, leader: Callable[[], str]) -> AsyncIterator[str]:
+    servicer = ClusterServicer(scheduler.driver, leader=LeaderCluster(leader))
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(grace=None)
+
+
+async def ask(address: str, method: str, request: Any) -> Any:
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        return await getattr(cluster_pb2_grpc.ClusterStub(channel), method)(request, timeout=WAIT_S)
+
+
+async def test_the_leader_answers_and_refuses_and_without_it_everyone_for_himself() -> None:
+    leader = Scheduler()
+    await leader.start()
+    cluster = GrpcCluster(leader)
+    known = leader.address
+    try:
+        node = await cluster.join("decode-0")
+        async with serving(Scheduler(), lambda: known) as follower:
+            drain = cluster_pb2.CordonNodeRequest(node="decode-0", is_drain=True)
+            assert (await ask(follower, "CordonNode", drain)).is_changed
+            assert leader.states() == {"decode-0": "cordoned"}
+            assert (await ask(follower, "GetDrainState", DRAIN)).state.is_drained
+            with pytest.raises(grpc.aio.AioRpcError, match="no node 'x'; there are decode-0"):
+                await ask(follower, "GetDrainState", cluster_pb2.GetDrainStateRequest(node="x"))
+            await node.kill()
+            await leader.stop()
+            with pytest.raises(grpc.aio.AioRpcError, match="no node 'decode-0'; there are none"):
+                await ask(follower, "GetDrainState", DRAIN)
+    finally:
+        for one in cluster.nodes:
+            await one.kill()
+
+
+async def test_two_that_take_each_other_for_the_leader_pass_a_question_on_once() -> None:
+    addresses: list[str] = []
+    async with (
+        serving(Scheduler(), lambda: addresses[1]) as one,
+        serving(Scheduler(), lambda: addresses[0]) as other,
+    ):
+        addresses += [one, other]
+        with pytest.raises(grpc.aio.AioRpcError, match="there are none"):
+            await ask(one, "GetDrainState", DRAIN)
