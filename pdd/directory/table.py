@@ -3,8 +3,10 @@
     bucket   96 bytes: 16 tags (uint16, 0 = empty column), then 16 row ids (uint32)
     row      24 bytes: high, low (uint64, the key), word (uint32, 0 = the row is free), unused
 
-A look-up gathers a key's only bucket, compares its 16 tags, then gathers one row: always the same
-few vector operations and about two cache misses per key, however many keys there are. The table
+A key's bucket and tag follow from all of its 128 bits (`addresses`), so that keys which are no
+hashes, counters for instance, are spread like any others. A look-up gathers that one bucket,
+compares its 16 tags, then gathers one row: always the same few vector operations and about two
+cache misses per key, however many keys there are. The table
 grows by *linear hashing*: with every few new keys some buckets, from the first on, are split in two
 by one more bit of the key, so growth costs each batch the same and nothing ever pauses to copy the
 table. Keys that find their bucket full (under 1 % on average), and those whose 16 bits are 0, go to
@@ -30,13 +32,42 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 WIDTH = 16
 _FIRST_ROW_ID = WIDTH // 2  # tags are half as wide
 _BUCKET_WORDS = _FIRST_ROW_ID + WIDTH
-_SIGN_SHIFT = np.int64(63)
+_FACTORS = np.array(
+    [[0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93], [0xC2B2AE3D27D4EB4F, 0xA0761D6478BD642F]],
+    dtype=np.uint64,
+)
+_FACTOR_ROWS: list[list[int]] = _FACTORS.tolist()
 _FIRST_BUCKET_COUNT = 64
 _MEAN_KEYS_PER_BUCKET = 6.0
 """Split so that this holds over all buckets. Those not yet split in a round hold up to twice as
 many, which must stay well below ``WIDTH``."""
 _SPLIT_CHUNK = 4096
 NO_ROW = -1
+
+
+class Addresses(NamedTuple):
+    """Where keys belong, ``(count,)`` each. ``numbers``: their low bits choose a bucket."""
+
+    numbers: U64
+    tags: npt.NDArray[np.uint16]
+
+
+def addresses(keys: U64) -> Addresses:
+    """``keys``: ``(count, 2)``.
+
+    A product's high bits depend on all bits of its factors: those of one product are swapped to
+    where buckets are chosen, those of another one are the tag.
+    """
+    products = keys @ _FACTORS
+    return Addresses(products[:, 0].byteswap(), products.view(np.uint16)[:, 7])
+
+
+def address_of(high: int, low: int) -> tuple[int, int]:
+    """Number and tag of one key."""
+    (high_a, high_b), (low_a, low_b) = _FACTOR_ROWS
+    first, second = (high * high_a + low * low_a), (high * high_b + low * low_b)
+    number = int.from_bytes((first % 2**64).to_bytes(8, "little"), "big")
+    return number, second % 2**64 >> 48
 
 
 def as_words(keys: bytes) -> U64:
@@ -79,7 +110,11 @@ class KeyTable:
         """Rows from here on were never used."""
         self._round_size = _FIRST_BUCKET_COUNT  # buckets at the start of this round of splits
         self._bucket_count = _FIRST_BUCKET_COUNT
-        self._note_sizes()
+        self._homes = np.empty(4 << buckets.bit_length(), dtype=np.int64)
+        """The bucket by its number with one bit more than this round's: itself or, where that is
+        not split yet, the one it will come from. A gather costs less than the arithmetic."""
+        self._homes[: 2 * _FIRST_BUCKET_COUNT] = np.arange(2 * _FIRST_BUCKET_COUNT)
+        self._begin_round()
         self._spill: dict[int, list[int]] = {}
         self._spilled = np.zeros(buckets, dtype=np.bool_)
 
@@ -94,26 +129,21 @@ class KeyTable:
         return (
             self.row_end * 24
             + self._bucket_count * (_BUCKET_WORDS * 4 + 1)
+            + 2 * self._round_size * 8
             + self._free_count * 4
             + spilled * 200
         )
 
-    def bucket_of(self, high: U64) -> Index:
-        bucket = (high & self._double_mask).view(np.int64)
-        # Not split yet in this round: one bit less. All in one type, which is what numpy does fast:
-        # (last - bucket) >> 63 is -1 where the bucket is too high, else 0.
-        excess = self._last_bucket - bucket
-        excess >>= _SIGN_SHIFT
-        excess &= self._round
-        bucket -= excess
-        return bucket
+    def _bucket_of(self, numbers: U64) -> Index:
+        return self._homes.take((numbers & self._double_mask).view(np.int64))
 
     def probe(self, keys: U64) -> Probe:
-        """One look at each key's bucket, for questions: the 64 low bits decide, with the 16 or
-        more that chose the bucket. What was not hit is for `row_after_miss`."""
-        bucket = self.bucket_of(keys[:, 0])
+        """One look at each key's bucket, for questions: the 64 low bits decide, with the 32 or
+        more of bucket and tag, which depend on the others."""
+        numbers, tags = addresses(keys)
+        bucket = self._bucket_of(numbers)
         gathered = self._buckets.take(bucket, axis=0)
-        seen = gathered.view(np.uint16)[:, :WIDTH] == tags_of(keys)[:, None]
+        seen = gathered.view(np.uint16)[:, :WIDTH] == tags[:, None]
         column = seen.argmax(axis=1)
         row = gathered.reshape(-1).take(column + _row_id_offsets(len(keys))).astype(np.int64)
         return Probe(bucket, column, seen, row, self.low[row] == keys[:, 1])
@@ -142,10 +172,8 @@ class KeyTable:
 
     def find_one(self, high: int, low: int) -> int:
         """The row of one key, or `NO_ROW`."""
-        bucket = high & (2 * self._round_size - 1)
-        if bucket >= self._bucket_count:
-            bucket -= self._round_size
-        tag = low >> 48
+        number, tag = address_of(high, low)
+        bucket = int(self._homes[number & (2 * self._round_size - 1)])
         rows = [
             int(self._row_ids[bucket, column])
             for column in np.flatnonzero(self._tags[bucket] == tag).tolist()
@@ -176,7 +204,7 @@ class KeyTable:
         if not len(rows):
             return
         keys = np.stack((self.high[rows], self.low[rows]), axis=1)
-        bucket = self.bucket_of(keys[:, 0])
+        bucket = self._bucket_of(addresses(keys).numbers)
         gathered = self._buckets.take(bucket, axis=0)
         same = gathered[:, _FIRST_ROW_ID:] == rows.astype(np.uint32)[:, None]
         same &= gathered.view(np.uint16)[:, :WIDTH] != 0
@@ -199,9 +227,10 @@ class KeyTable:
 
     def _place(self, rows: Index, keys: U64) -> None:
         """Write rows into free columns of their buckets; where there is none, spill."""
-        bucket = self.bucket_of(keys[:, 0])
+        numbers, tags = addresses(keys)
+        bucket = self._bucket_of(numbers)
         order = np.argsort(bucket, kind="stable")
-        bucket, rows, tags = bucket[order], rows[order], tags_of(keys[order])
+        bucket, rows, tags = bucket[order], rows[order], tags[order]
         free = self._buckets.take(bucket, axis=0).view(np.uint16)[:, :WIDTH] == 0
         rank = _rank_in_group(bucket)
         # The first keys of a bucket take its first free columns: the rank-th one for each key.
@@ -231,22 +260,25 @@ class KeyTable:
             count = min(wanted - self._bucket_count, self._round_size - first, _SPLIT_CHUNK)
             self._split(first, count)
 
-    def _note_sizes(self) -> None:
-        """As numpy scalars of the type they meet: conversions would cost more than the work."""
-        self._double_mask = np.uint64(2 * self._round_size - 1)
-        self._round = np.int64(self._round_size)
-        self._last_bucket = np.int64(self._bucket_count - 1)
+    def _begin_round(self) -> None:
+        """No bucket is split yet: every number with the new bit leads to the one without."""
+        size = self._round_size
+        self._double_mask = np.uint64(2 * size - 1)
+        self._homes[size : 2 * size] = self._homes[:size]
 
     def _split(self, first: int, count: int) -> None:
         """Move the keys of ``count`` buckets that have the next bit set to new buckets."""
         source = slice(first, first + count)
         target = slice(first + self._round_size, first + self._round_size + count)
         tags, row_ids = self._tags[source], self._row_ids[source]
-        moved = (self.high[row_ids] & np.uint64(self._round_size)) != 0
+        keys = np.stack((self.high[row_ids], self.low[row_ids]), axis=-1)
+        numbers = addresses(keys.reshape(-1, 2)).numbers.reshape(row_ids.shape)
+        moved = (numbers & np.uint64(self._round_size)) != 0
         np.multiply(tags, moved, out=self._tags[target])
         self._row_ids[target] = row_ids
         np.multiply(tags, ~moved, out=tags)
         self._bucket_count += count
+        self._homes[target] = np.arange(target.start, target.stop)
         homeless = [
             row
             for bucket in (np.flatnonzero(self._spilled[source]) + first).tolist()
@@ -255,7 +287,7 @@ class KeyTable:
         self._spilled[source] = False
         if self._bucket_count == 2 * self._round_size:
             self._round_size *= 2
-        self._note_sizes()
+            self._begin_round()
         if homeless:
             rows = np.array(homeless, dtype=np.int64)
             self._place(rows, np.stack((self.high[rows], self.low[rows]), axis=1))
@@ -269,11 +301,6 @@ def _row_id_offsets(count: int) -> Index:
     if count <= len(_OFFSETS):
         return _OFFSETS[:count]
     return np.arange(count, dtype=np.int64) * _BUCKET_WORDS + _FIRST_ROW_ID
-
-
-def tags_of(keys: U64) -> npt.NDArray[np.uint16]:
-    """16 bits of each key that its bucket does not depend on. ``keys`` are contiguous; no copy."""
-    return keys.view(np.uint16)[:, 7]
 
 
 def _rank_in_group(values: npt.NDArray[Any]) -> Index:
