@@ -16,6 +16,7 @@ Document: ``{"schema_version": 1, "load", "settings", "runs": [{"seed", "variant
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -179,7 +180,8 @@ class RolesBench:
 
         def work(cluster: RunningCluster) -> None:
             with cluster_admin(cluster.record.grpc) as admin:
-                run_load(self._spec(cluster, self._warm_up, -seed), process_count=1)
+                warm_up = self._spec(cluster, self._warm_up, seed, texts="warm-up")
+                run_load(warm_up, process_count=1)
                 for variant in order:
                     if cluster.interrupt.is_set():
                         raise KeyboardInterrupt
@@ -207,7 +209,7 @@ class RolesBench:
         if is_auto:
             for node in admin.roles().nodes:
                 admin.set_role(node.node, AUTO, message="")
-        spec = self._spec(cluster, self._phases, seed)
+        spec = self._spec(cluster, self._phases, seed, texts=variant)
         self._say(
             f"seed {seed}, {variant}: {len(spec.planned)} requests in "
             f"{len(self._phases) * options.phase_s:g} s"
@@ -232,16 +234,25 @@ class RolesBench:
             f"{sum(one['stage'] == 'done' for one in run['switches'])} switches"
         )
 
-    def _spec(self, cluster: RunningCluster, phases: Sequence[Phase], seed: int) -> GeneratorSpec:
+    def _spec(
+        self, cluster: RunningCluster, phases: Sequence[Phase], seed: int, *, texts: str
+    ) -> GeneratorSpec:
+        """Every variant has the same requests in other words: the one before must not have left
+        its prompts in the prefix caches."""
         return GeneratorSpec(
             target=Target(host="127.0.0.1", port=cluster.http_port),
             body=BodyOptions(endpoint=Endpoint.COMPLETIONS, model=cluster.record.model),
             calibration=_ONE_TO_ONE,
-            seed=seed,
+            seed=text_seed(seed, texts),
             planned=shifting_load(phases, seed=seed),
             timeout_s=_TIMEOUT_S,
             grace_s=_GRACE_S,
         )
+
+
+def text_seed(seed: int, texts: str) -> int:
+    """Of the words of a variant's prompts."""
+    return zlib.crc32(f"{seed} {texts}".encode())
 
 
 def set_split(admin: ClusterAdmin, prefill_count: int, decode_count: int) -> None:

@@ -8,12 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 from pdd.bench.goodput import Objectives
-from pdd.bench.roles import ENGINE, RolesOptions, set_split
+from pdd.bench.prompts import Calibration
+from pdd.bench.roles import ENGINE, RolesOptions, set_split, text_seed
 from pdd.bench.roles_figures import figures, summary_of
 from pdd.bench.roles_load import SHAPES, output_s, phases_of, prompt_s, shifting_load
 from pdd.bench.roles_picture import draw_roles
 from pdd.bench.roles_watch import RoleWatch
 from pdd.bench.samples import Outcome, Sample, columns
+from pdd.bench.target import BodyMaker, BodyOptions, Endpoint
 from pdd.cli.bench import bench
 from pdd.core.identity import Role
 from pdd.timing.roofline import work_of
@@ -206,3 +208,16 @@ def test_auto_begins_with_half_of_the_nodes_in_each_pool() -> None:
     options = RolesOptions(node_count=5, fixed=((2, 3), (4, 1)))
     assert options.even == (2, 3)
     assert options.variants == ("auto", "2:3", "4:1")
+
+
+def test_no_variant_finds_the_prompts_of_another_one_in_a_cache() -> None:
+    seeds = {text_seed(seed, texts) for seed in (1, 2) for texts in ("auto", "2:2", "warm-up")}
+    assert len(seeds) == 6
+    (request, *_) = shifting_load(PHASES, seed=1)
+    options = BodyOptions(endpoint=Endpoint.COMPLETIONS, model="m")
+    calibration = Calibration(tokens_per_word=1.0, overhead_tokens=0.0, measured=True)
+    texts = [
+        BodyMaker(options, calibration=calibration, seed=seed).texts(request)[1] for seed in seeds
+    ]
+    assert len({text[:100] for text in texts}) == 6
+    assert len({len(text.split()) for text in texts}) == 1
