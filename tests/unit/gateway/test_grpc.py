@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ from pdd.gateway.server import make_runs
 from pdd.gateway.settings import GatewaySettings
 from pdd.rpc.v1 import inference_pb2 as pb
 from pdd.rpc.v1.inference_pb2_grpc import InferenceStub
-from tests.sinks import Planned
+from tests.sinks import Delta, Planned
 from tests.unit.gateway.builders import (
     MODEL,
     PLAN,
@@ -334,3 +335,29 @@ async def test_what_cannot_be_resumed_is_refused(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Generate(pb.GenerateRequest(resume_from=place, **extra)).read()
         assert caught.value.code() is code
+
+
+async def test_a_call_of_several_choices_goes_on_in_each_of_them() -> None:
+    finish = ended().finish
+    first, second = (
+        [replace(delta.frame, choice_index=index) for delta in frames(*texts)]
+        for index, texts in enumerate((("a", "b"), ("x", "y", "z")))
+    )
+    first[-1], second[-1] = replace(first[-1], finish=finish), replace(second[-1], finish=finish)
+    told = [Delta(frame=frame) for frame in (*first, *second)]
+    async with service([Planned(plan=PLAN), *told, ended(completion_tokens=5)]) as (
+        stub,
+        player,
+        _,
+    ):
+        whole = pb.GenerateRequest(text="hi", idempotency_key="k1", n=2)
+        async for _ in stub.Generate(whole):
+            pass
+        place = pb.ResumeFrom(request_id=player.requests[0].request_id, choice_token_indexes=[2, 1])
+        texts = ["", ""]
+        async for response in stub.Generate(pb.GenerateRequest(resume_from=place)):
+            texts[response.tokens.choice_index] += response.tokens.text
+        assert texts == ["", "yz"]
+        place.choice_token_indexes[:] = [1]
+        with pytest.raises(grpc.aio.AioRpcError, match="one index of 0 or more for each choice"):
+            await stub.Generate(pb.GenerateRequest(resume_from=place)).read()
