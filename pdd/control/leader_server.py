@@ -162,7 +162,7 @@ class DecisionsServicer(decisions_pb2_grpc.DecisionsServicer):
 
 
 async def _beat(session: HolderSession) -> None:
-    """gRPC's keepalive takes a minute to notice a process that was stopped."""
+    """gRPC's keepalive takes ten seconds to notice a process that was stopped."""
     while True:
         session.send(decisions_pb2.LeaderItem(alive=decisions_pb2.LeaderAlive()))
         await asyncio.sleep(BEAT_INTERVAL_S)

@@ -276,6 +276,11 @@ class NodeJobs:
                 self._hold_limits.grace_s, self._forget_sources, kept
             )
 
+    def home_of(self, request_id: RequestId) -> str | None:
+        """Which scheduler has the request's output; None: nothing of it is here."""
+        running = self._running.get(request_id) or self._held.get(request_id)
+        return None if running is None else running.home
+
     def orphan_count(self, homes: Collection[str]) -> int:
         """Held requests of schedulers that are not among ``homes``."""
         return sum(running.home not in homes for running in self._held.jobs())

@@ -131,7 +131,8 @@ class NodeService:
                     self._submit(link, submit)
             case "cancels":
                 for request_id in message.cancels.request_ids:
-                    self._jobs.cancel(RequestId(request_id))
+                    if not self._is_anothers(link, RequestId(request_id)):
+                        self._jobs.cancel(RequestId(request_id))
             case "seek":
                 self._seek(link, message.seek)
             case "first_token":
@@ -228,6 +229,12 @@ class NodeService:
             self._jobs.orphan_count(self._homes()),
         )
 
+    def _is_anothers(self, link: SchedulerLink, request_id: RequestId) -> bool:
+        """Whether another scheduler that is there has taken the request over: one that stood still
+        and does not know is not to end it."""
+        home = self._jobs.home_of(request_id)
+        return home is not None and home != self._reports[link].home and home in self._homes()
+
     def _homes(self) -> set[str]:
         """Of the schedulers that are there."""
         return {reports.home for reports in self._reports.values()}
@@ -251,6 +258,8 @@ class NodeService:
     def _submit(self, link: SchedulerLink, submit: cluster_pb2.Submit) -> None:
         request_id = RequestId(submit.request_id)
         try:
+            if self._is_anothers(link, request_id):
+                raise ValueError("another scheduler has taken it over")  # noqa: TRY301
             job = job_from_submit(submit)
             self._refuse_source(job)
         except ValueError as error:  # a newer scheduler's kind of work: another node may know it

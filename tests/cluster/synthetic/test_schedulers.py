@@ -280,6 +280,34 @@ async def test_a_client_of_a_lost_scheduler_comes_back_to_another_one_and_misses
         print(f"{goes} lost after {seen} events, key {has_key}: told on after {first_s:.2f} s")
 
 
+async def test_a_client_of_a_scheduler_that_stands_still_goes_on_elsewhere(group: Group) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    lost, other = (name for name in group.http if name != leader)
+    async with load() as clients:
+        stream = clients.start(group.http[lost], 0)
+        await until_running([stream])
+        pid = group.pid(lost)
+        os.kill(pid, signal.SIGSTOP)
+        still_s = time.monotonic()
+        try:
+            for task in clients.tasks:
+                task.cancel()
+            await asyncio.wait(clients.tasks)
+            url = f"{group.http[other]}/v1/streams/{stream.request_id}"
+            headers = {"Last-Event-ID": stream.last_id}
+            async with asyncio.timeout(WAIT_S):
+                while (await clients.client.get(url, headers=headers)).status_code == 404:
+                    pass  # it waits some seconds before it says so
+            print(f"a stream of a scheduler that stands still: {time.monotonic() - still_s:.1f} s")
+            await follow(clients.client, url, stream, headers=headers)
+            assert_whole([stream], texts)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        clients.tasks.clear()
+
+
 async def test_a_node_that_dies_right_after_a_change_is_planned_around_by_the_new_leader(
     group: Group,
 ) -> None:

@@ -14,11 +14,12 @@ from pdd.control.scheduler_client import SchedulerLink
 from pdd.core.errors import UnknownRequest
 from pdd.core.identity import RequestId
 from pdd.gateway.job import Job
+from pdd.rpc.v1 import cluster_pb2
 from tests.sinks import Collected
 from tests.unit.daemon.fake_engine import Run, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler
 from tests.unit.daemon.test_driver_over_grpc import text_of
-from tests.unit.daemon.test_takeover import NAME, Home, decoding, homes, over
+from tests.unit.daemon.test_takeover import NAME, Home, decoding, homes, over, told
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,27 @@ async def test_a_request_that_is_sent_again_is_sought_by_its_key() -> None:
         run.feed(out("c", eos=True))
         await over(sink)
         assert text_of(list(sink.events)) == "abc"
+
+
+async def test_a_scheduler_that_stood_still_does_not_end_what_another_one_took_over() -> None:
+    async with two_schedulers() as (cluster, second, node, run):
+        await lost(cluster)
+        sink = await second.resume()
+        await told(sink, 2)
+        former = SchedulerLink(address="former", handler=node.service)
+        node.service.scheduler_attached(former, cluster_pb2.Welcome(life="former"))
+        cancels = cluster_pb2.CancelBatch(request_ids=["r1"])
+        submit = cluster_pb2.Submit(request_id="r1", generation=1, kind="local")
+        for message in (
+            cluster_pb2.SchedulerMessage(cancels=cancels),
+            cluster_pb2.SchedulerMessage(submits=cluster_pb2.SubmitBatch(submits=[submit])),
+        ):
+            node.service.scheduler_said(former, message)
+        run.feed(out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+        assert list(node.engine.runs) == ["r1/0"]
+        node.service.scheduler_lost(former, "over")
 
 
 async def test_what_has_ended_meanwhile_is_found_too() -> None:
