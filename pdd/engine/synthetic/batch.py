@@ -3,9 +3,9 @@
 The driver calls ``plan``, computes the chunks and tells each by ``commit``. The order in a step:
 
 1. sequences that have one token left (decoding), in order of arrival;
-2. prompts, by what remains of them: the budget is shared evenly, and what a short one does not
-   need goes to the longer ones. So a long prompt never delays a short one by more than its share,
-   and none starves;
+2. prompts, those first of which least remains, but for a part of the budget that is the oldest
+   one's (*ageing*). So a long prompt delays short ones by that part and by the step that runs, and
+   none starves: each is the oldest in its turn;
 3. the head of the queue, while there is budget and room. Nobody overtakes it.
 
 When the pool is exhausted the sequence that would be scheduled last loses its blocks and computes
@@ -29,6 +29,8 @@ from pdd.engine.synthetic.sequence import Sequence, SequencePhase
 
 SHARE_TOKENS_MIN = 16
 """Least budget per prompt and step: more prompts than fit with this are not begun."""
+OLDEST_SHARE = 8
+"""One part in so many of what decoding leaves is for the oldest prompt, however long it is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,10 +147,14 @@ class Batch:
             one for one in self._running if len(one.tokens) - one.computed > 1 or one in started
         ]
         prompts.sort(key=lambda one: (one.remaining, one.order))
-        for position, sequence in enumerate(prompts):
-            share = budget // (len(prompts) - position)
-            count = min(sequence.remaining, share)
-            if count and sequence.phase is SequencePhase.RUNNING:
+        oldest = min(prompts, key=lambda one: one.order, default=None)
+        reserve = 0 if oldest is None else min(oldest.remaining, -(-budget // OLDEST_SHARE))
+        for sequence in prompts:
+            kept = 0 if sequence is oldest else reserve
+            count = min(sequence.remaining, budget - kept)
+            if sequence is oldest:
+                reserve = 0
+            if count > 0 and sequence.phase is SequencePhase.RUNNING:
                 budget -= self._schedule(plan, sequence, count)
 
     def _schedule(self, plan: StepPlan, sequence: Sequence, count: int) -> int:
