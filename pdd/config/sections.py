@@ -476,7 +476,7 @@ class PolicySection(Section):
     """Part of a decode node's blocks and sequences that large and long requests share."""
 
     inbound_full_s: Seconds = 2.0
-    """Blocks on their way to a decode node, in seconds of its link, above which it gets no more."""
+    """A decode node whose link is so far behind what is being computed for it gets no more."""
 
 
 class PathMode(StrEnum):

@@ -32,8 +32,8 @@ class PolicySettings:
     ``large_fraction``: a lease of a larger part of a node's blocks is a large one.
     ``large_share_fraction``: part of a decode node's blocks and sequences that large and long
     requests may hold together.
-    ``inbound_full_s``: blocks on their way to a decode node, in seconds of its measured link,
-    above which no more are sent to it.
+    ``inbound_full_s``: how far a decode node's measured link may be behind what is being computed
+    for it, when a new prompt would be ready; above that no more is sent to it.
     """
 
     prefill_filters: tuple[str, ...] = ("spill",)

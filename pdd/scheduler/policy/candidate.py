@@ -64,7 +64,8 @@ class Candidate:
     it would take; ``claim``: what the longest output would need, which is ``token_count_max`` long
     with its prompt. ``holds_choices``: it could run all of several, were it empty. ``load``:
     1 is full.
-    ``transfer_s``: predicted time for the blocks that would have to come over.
+    ``transfer_s``: predicted time for the blocks that would have to come over. ``inbound_s``: how
+    long the link would still be busy with other blocks when the prompt is computed.
     ``preferred_blocks``: leading blocks for which this node is the preferred one; -1 if it is not
     preferred at all, 0 if it is for the caller's key.
     """

@@ -126,9 +126,9 @@ def large_share(
 def inbound(
     candidates: Sequence[Candidate], question: Question, settings: PolicySettings
 ) -> Dropped:
-    """Many prefill nodes must not send to one decode node more than its link carries."""
+    """Many prefill nodes must not send to one decode node more than its link carries meanwhile."""
     return {
-        candidate.name: f"blocks for {candidate.inbound_s:.1f} s of its link are on their way"
+        candidate.name: f"its link is {candidate.inbound_s:.1f} s behind what is computed for it"
         for candidate in candidates
         if candidate.inbound_s > settings.inbound_full_s
     }

@@ -187,7 +187,13 @@ class Policy:
                 bytes_per_s = self._estimates.link(source.name, node.name).per_s
                 size_bytes = node.blocks_for(candidate.remainder_tokens) * node.block_bytes
                 candidate.transfer_s = size_bytes / bytes_per_s
-                candidate.inbound_s = node.inbound_size_bytes / bytes_per_s
+                # Blocks leave as they are computed: what the link carries until this prompt is
+                # there holds it up by nothing, however much it is.
+                peak_per_s = self._estimates.link_peak_per_s(
+                    source.name, node.name, now_s=question.now_s
+                )
+                ahead_s = node.inbound_size_bytes / peak_per_s
+                candidate.inbound_s = max(ahead_s - source.completion_s, 0.0)
         return candidates
 
     def _candidate(

@@ -162,3 +162,24 @@ def test_without_prefill_nodes_by_configuration_decode_nodes_compute_prompts() -
     placement = decide(nodes("prefill-0", "decode-0"), mode=PathMode.LOCAL)
     assert placement.path is Path.LOCAL
     assert placement.reason == "scheduler.path.mode is local"
+
+
+@pytest.mark.parametrize(("ahead_tokens", "is_placed"), [(100_000, True), (0, False)])
+def test_blocks_on_their_way_matter_only_as_far_as_the_link_falls_behind_the_prompts(
+    ahead_tokens: int, is_placed: bool
+) -> None:
+    """Long prompts whose blocks leave as they are computed do not keep short ones away."""
+    big = {"block_count": 100_001, "max_model_len": 200_000, "max_num_seqs": 64}
+    members = nodes(
+        make_joined("prefill-0", **big),
+        make_joined("decode-0", block_bytes=4096, **big),
+    )
+    prefill, decode = members[NodeName("prefill-0")], members[NodeName("decode-0")]
+    for node in (prefill, decode):
+        node.lease(RequestId("long"), blocks=6250, queued_tokens=ahead_tokens)
+    decode.expect(RequestId("long"), size_bytes=10_000_000_000)  # 10 s of a link of 1 GB/s
+    # 100,000 tokens at 5,000 a second are 20 s of work.
+    verdict = ask(members)
+    assert isinstance(verdict, Placement) == is_placed
+    if isinstance(verdict, NoRoom):
+        assert "its link is 10.0 s behind what is computed for it" in verdict.reason
