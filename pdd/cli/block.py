@@ -22,28 +22,33 @@ def block() -> None:
 
 
 @block.command()
-@click.argument("request_id")
+@click.argument("what", metavar="REQUEST_ID|HASH")
 @scheduler_option
 @state_dir_option
 @tls_options
 @output_option
 def locate(
-    request_id: str,
+    what: str,
     scheduler: str | None,
     state_dir: Path | None,
     output: str,
     **tls: Path | None,
 ) -> None:
-    """Show where the blocks of a running request are.
+    """Show where the blocks of a running request are, or which nodes hold a block in their caches.
 
     REQUEST_ID: as the response's header names it (x-pdd-request-id). Asks the scheduler that serves
-    the request, which asks its nodes.
+    the request, which asks its nodes. HASH: the key of a block, 32 hexadecimal digits, as
+    'prompt_keys' of a request shows them (-o json).
     """
-    bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    bare = what.removeprefix("chatcmpl-").removeprefix("cmpl-")
     with find_scheduler(scheduler, state_dir, tls) as found:
         told = found.admin.locate(bare)
     if output == "json":
         print_json(_as_json(told))
+        return
+    if told.key:
+        for name in told.holders:
+            click.echo(name)
         return
     click.echo(f"{told.request_id}, attempt {told.generation}: {told.phase} {told.path}".rstrip())
     click.echo(
@@ -55,6 +60,8 @@ def locate(
 
 
 def _as_json(told: "cluster_pb2.LocateBlocksResponse") -> dict[str, Any]:
+    if told.key:
+        return {"key": told.key.hex(), "holders": list(told.holders)}
     return {
         "request_id": told.request_id,
         "generation": told.generation,
@@ -64,6 +71,7 @@ def _as_json(told: "cluster_pb2.LocateBlocksResponse") -> dict[str, Any]:
         "watermark_tokens": told.watermark_tokens,
         "output_tokens": told.output_tokens,
         "tenant": told.tenant,
+        "prompt_keys": [key.hex() for key in told.prompt_keys],
         "nodes": [
             {
                 "node": one.node,

@@ -123,7 +123,7 @@ class UnknownNode(Exception):
 
 
 class UnknownRequest(Exception):
-    """The request does not run here. The message says what is known of it."""
+    """The request does not run here, or nobody holds the block. The message says what is known."""
 
 
 class TooManyAsk(Exception):
@@ -179,8 +179,8 @@ class GroupRefused(Exception):
 class BlockFinder(Protocol):
     """Where blocks are."""
 
-    async def locate(self, request_id: str) -> cluster_pb2.LocateBlocksResponse:
-        """Where a running request is. Raises UnknownRequest, TooManyAsk."""
+    async def locate(self, what: str) -> cluster_pb2.LocateBlocksResponse:
+        """Where a running request is, or a block by its key. Raises UnknownRequest, TooManyAsk."""
         ...
 
 
@@ -451,7 +451,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         """See cluster.proto; an operator's read."""
         await self._admit_operator(context)
         try:
-            return await self._handler.blocks.locate(request.request_id)
+            return await self._handler.blocks.locate(request.what)
         except UnknownRequest as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # not reached: abort raised

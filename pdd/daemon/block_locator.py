@@ -1,4 +1,8 @@
-"""Where a running request's KV blocks are: its nodes are asked, for nobody else knows all of it."""
+"""Where KV blocks are.
+
+Those of a running request: its nodes are asked, for nobody else knows all of it. One by its key:
+the block directory tells which nodes hold it, as far as they have told of their caches.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -6,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pdd.control.cluster_server import NodeSession, TooManyAsk, UnknownRequest
 from pdd.core.identity import NodeName, RequestId
 from pdd.daemon.request_stream import RequestStream
+from pdd.directory.keys import BlockKey, parse_key, split_keys
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.requests import Phase, Request
@@ -26,22 +31,29 @@ class BlockLocator:
         core: SchedulerCore,
         sessions: Mapping[NodeName, NodeSession],
         streams: Mapping[RequestId, RequestStream],
+        holders: Callable[[BlockKey], tuple[str, ...]],
         now: Callable[[], float],
     ) -> None:
+        """``holders``: the nodes that hold a block, by its key."""
         self._core = core
         self._sessions = sessions
         self._streams = streams
+        self._holders = holders
         self._now = now
         self._asked: dict[_Question, list[asyncio.Future[cluster_pb2.BlocksHeld]]] = {}
 
-    async def locate(self, request_id: str) -> cluster_pb2.LocateBlocksResponse:
-        """Ask every node of the request.
+    async def locate(self, what: str) -> cluster_pb2.LocateBlocksResponse:
+        """A request by its id, whose nodes are asked; else a block by its key's 32 hexadecimal
+        digits.
 
         Raises:
-            UnknownRequest: it does not run here.
+            UnknownRequest: it does not run here, or nobody holds the block.
             TooManyAsk: try again.
         """
+        request_id = what
         request = self._core.requests.get(RequestId(request_id))
+        if request is None and (key := parse_key(what)) is not None:
+            return self._by_key(key)
         if request is None:
             raise UnknownRequest(self._why_unknown(request_id))
         names = list(dict.fromkeys(filter(None, (request.prefill, request.decode))))
@@ -66,6 +78,15 @@ class BlockLocator:
                 ranks=answer.result().ranks if is_answered else (),
             )
         return told
+
+    def _by_key(self, key: BlockKey) -> cluster_pb2.LocateBlocksResponse:
+        holders = self._holders(key)
+        if not holders:
+            raise UnknownRequest(
+                f"no node is known to hold block {key.hex()}: it was evicted, or its tenant, salt "
+                "or model is another one"
+            )
+        return cluster_pb2.LocateBlocksResponse(key=key, holders=holders)
 
     def answered(self, node: NodeName, held: cluster_pb2.BlocksHeld) -> None:
         """A node's answer; one that nobody waits for any more is dropped."""
@@ -121,4 +142,5 @@ def _of_request(request: Request, stream: RequestStream | None) -> cluster_pb2.L
         watermark_tokens=len(request.request.prompt_token_ids) + output_tokens,
         output_tokens=output_tokens,
         tenant=request.request.tenant,
+        prompt_keys=split_keys(request.keys),
     )

@@ -100,11 +100,11 @@ class ClusterAdmin:
         response = self._call(self._stub.SnapshotReplica, request, timeout_s=_SNAPSHOT_TIMEOUT_S)
         return int(response.snapshot_index)
 
-    def locate(self, request_id: str) -> "cluster_pb2.LocateBlocksResponse":
-        """Where the blocks of a running request are."""
+    def locate(self, what: str) -> "cluster_pb2.LocateBlocksResponse":
+        """Where the blocks of a running request are, or a block by its key in hexadecimal."""
         from pdd.rpc.v1 import cluster_pb2
 
-        request = cluster_pb2.LocateBlocksRequest(request_id=request_id)
+        request = cluster_pb2.LocateBlocksRequest(what=what)
         response: cluster_pb2.LocateBlocksResponse = self._call(self._stub.LocateBlocks, request)
         return response
 

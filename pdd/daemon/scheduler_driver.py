@@ -127,7 +127,11 @@ class SchedulerDriver:
         self._held_counts: dict[NodeName, int] = {}
         self._streams: dict[RequestId, RequestStream] = {}
         self.blocks = BlockLocator(
-            core=core, sessions=self._sessions, streams=self._streams, now=clock
+            core=core,
+            sessions=self._sessions,
+            streams=self._streams,
+            holders=directory.machine.holders,
+            now=clock,
         )
         self._takeovers = Takeovers(
             streams=self._streams, keys_of=self._prompt_keys.of, recovered=self._step

@@ -720,13 +720,13 @@ class ListDecisionsResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class LocateBlocksRequest(_message.Message):
-    __slots__ = ("request_id",)
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    __slots__ = ("what",)
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class LocateBlocksResponse(_message.Message):
-    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes")
+    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes", "prompt_keys", "key", "holders")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -736,6 +736,9 @@ class LocateBlocksResponse(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     phase: str
@@ -745,7 +748,10 @@ class LocateBlocksResponse(_message.Message):
     output_tokens: int
     tenant: str
     nodes: _containers.RepeatedCompositeFieldContainer[HeldOnNode]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ...) -> None: ...
+    prompt_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    key: bytes
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[bytes]] = ..., key: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeldOnNode(_message.Message):
     __slots__ = ("node", "role", "leased_block_count", "is_answered", "ranks")

@@ -194,9 +194,10 @@ class ClusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LocateBlocks(self, request, context):
-        """LocateBlocks tells where a running request's blocks are. Its nodes are asked; one that does not
-        answer within 2 s is told without blocks. Idempotent. Errors: NOT_FOUND (it does not run here;
-        the message says what is remembered), RESOURCE_EXHAUSTED (too many ask at once).
+        """LocateBlocks tells where a running request's blocks are, or which nodes hold one block. The
+        request's nodes are asked; one that does not answer within 2 s is told without blocks.
+        Idempotent. Errors: NOT_FOUND (it does not run here, nobody holds the block; the message says
+        what is known), RESOURCE_EXHAUSTED (too many ask at once).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

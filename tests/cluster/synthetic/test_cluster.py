@@ -161,10 +161,11 @@ def test_a_running_request_s_blocks_are_located_on_its_nodes(
 
     def look(count: int, event: dict[str, Any]) -> None:
         if count == 5:  # in this process: another one takes longer to start than the answer
-            assert main(["block", "locate", event["id"], "-o", "json", "--scheduler", address]) == 0
-            located.append(json.loads(capsys.readouterr().out))
+            located.append(json.loads(locate(event["id"])))
 
-    address = cluster.grpc
+    def locate(what: str) -> str:
+        assert main(["block", "locate", what, "-o", "json", "--scheduler", cluster.grpc]) == 0
+        return capsys.readouterr().out
 
     _, usage = stream(cluster, {"prompt": STORY, **LONG}, on_token=look)
     (told,) = located
@@ -172,6 +173,8 @@ def test_a_running_request_s_blocks_are_located_on_its_nodes(
     assert told["owner"] == usage["pdd"]["decode_node"]
     assert told["watermark_tokens"] == usage["prompt_tokens"] + told["output_tokens"]
     (decode,) = [one for one in told["nodes"] if one["node"] == told["owner"]]
+    holders = json.loads(locate(told["prompt_keys"][0]))["holders"]
+    assert told["owner"] in holders
     ((*block_ids,),) = decode["rank_block_ids"]
     assert len(set(block_ids)) == len(block_ids) >= usage["prompt_tokens"] // 16
 

@@ -7,6 +7,7 @@ import pytest
 
 from pdd.daemon import block_locator
 from pdd.daemon.cluster_admin import NotKnown, cluster_admin
+from pdd.directory.entries import BlockDelta
 from pdd.rpc.v1 import cluster_pb2
 from tests.unit.daemon.fake_engine import out
 from tests.unit.daemon.grpc_cluster import Client, GrpcCluster, grpc_cluster
@@ -104,6 +105,31 @@ async def test_what_does_not_run_is_not_found_and_says_what_to_do() -> None:
         await client.leave()
         with pytest.raises(NotKnown, match="'r1' has ended: no block is held for it any more"):
             await locate(cluster)
+
+
+async def test_a_block_is_found_by_its_key_on_the_nodes_that_told_of_it() -> None:
+    async with grpc_cluster() as cluster:
+        for name in ("decode-0", "decode-1", "prefill-0"):
+            await cluster.join(name)
+        key = bytes(range(16))
+        for name in ("decode-1", "prefill-0"):
+            machine = cluster.scheduler.machine
+            epoch = machine.boot_epoch(name)
+            assert epoch is not None
+            number = machine.next_sequence(name)
+            stored = BlockDelta(
+                node=name,
+                boot_epoch=epoch,
+                first_sequence=number,
+                last_sequence=number,
+                stored=key,
+            )
+            cluster.scheduler.directory._add(stored)
+            cluster.scheduler.directory._apply()
+        told = await locate(cluster, key.hex())
+        assert (told.key, list(told.holders)) == (key, ["decode-1", "prefill-0"])
+        with pytest.raises(NotKnown, match="no node is known to hold block ffff"):
+            await locate(cluster, "ff" * 16)
 
 
 async def test_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
