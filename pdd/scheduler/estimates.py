@@ -116,7 +116,6 @@ class Estimates:
         self._links: dict[_Pair, Rate] = {}
         self._handovers: dict[_Pair, Level] = {}
         self._tries: dict[_Pair, _Tries] = {}
-        self._peaks: dict[_Pair, tuple[float, float]] = {}  # bytes per second, and when
         self._outputs: dict[int, Level] = {}
 
     def prefill(self, node: NodeName) -> Rate:
@@ -141,13 +140,6 @@ class Estimates:
         """Bytes of KV blocks per second from a prefill to a decode node."""
         self.handover(source, target)  # so that ``forget`` finds both by the same keys
         return _rate(self._links, (source, target), self._any_link)
-
-    def link_peak_per_s(self, source: NodeName, target: NodeName, *, now_s: float) -> float:
-        """What the link has carried at best lately. Small transfers mostly wait for answers: the
-        speed of each says little of what the link can carry, that of the fastest most."""
-        peak_per_s, at_s = self._peaks.get((source, target), (0.0, now_s))
-        faded: float = 0.5 ** ((now_s - at_s) / self.settings.half_life_s)
-        return max(peak_per_s * faded, self.link(source, target).per_s)
 
     def handover(self, source: NodeName, target: NodeName) -> Level:
         """Seconds from the first token until the decode node can go on."""
@@ -182,10 +174,7 @@ class Estimates:
         link = self.link(source, target)
         if size_bytes < _LINK_SAMPLE_BYTES_MIN or transfer_s <= 0.0:
             return
-        speed_per_s = size_bytes / transfer_s
-        if speed_per_s >= self.link_peak_per_s(source, target, now_s=now_s):
-            self._peaks[source, target] = speed_per_s, now_s
-        if waited_s > 0.5 * transfer_s or speed_per_s > link.per_s:
+        if waited_s > 0.5 * transfer_s or size_bytes / transfer_s > link.per_s:
             link.observe(size_bytes, transfer_s, now_s=now_s)
             self._any_link.observe(size_bytes, transfer_s, now_s=now_s)
 
@@ -227,7 +216,6 @@ class Estimates:
         for key in [key for key in self._handovers if node in key]:
             self._links.pop(key, None)
             self._tries.pop(key, None)
-            self._peaks.pop(key, None)
             del self._handovers[key]
 
 

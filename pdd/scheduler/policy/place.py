@@ -189,10 +189,7 @@ class Policy:
                 candidate.transfer_s = size_bytes / bytes_per_s
                 # Blocks leave as they are computed: what the link carries until this prompt is
                 # there holds it up by nothing, however much it is.
-                peak_per_s = self._estimates.link_peak_per_s(
-                    source.name, node.name, now_s=question.now_s
-                )
-                ahead_s = node.inbound_size_bytes / peak_per_s
+                ahead_s = node.inbound_size_bytes / bytes_per_s
                 candidate.inbound_s = max(ahead_s - source.completion_s, 0.0)
         return candidates
 

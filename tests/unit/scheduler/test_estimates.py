@@ -93,23 +93,6 @@ def test_a_link_is_tried_until_it_is_known_and_once_a_minute_after_silence() -> 
     assert estimates.wants_probe(P, E, now_s=62.0)
 
 
-def test_small_transfers_do_not_make_a_fast_link_look_full() -> None:
-    """Each waits 8 ms for answers, whatever its size."""
-    estimates = Estimates(EstimateSettings(link_bytes_per_s=1e9))
-    now_s = 0.0
-    for index in range(200):
-        size_bytes = 25_000 if index % 10 else 400_000
-        took_s = 0.008 + size_bytes / 1e9
-        estimates.observe_transfer(
-            P, D, size_bytes=size_bytes, transfer_s=took_s, waited_s=took_s, now_s=now_s
-        )
-        now_s += 0.1
-    assert estimates.link(P, D).per_s < 10e6, "what these transfers got"
-    assert estimates.link_peak_per_s(P, D, now_s=now_s) > 40e6
-    later_s = now_s + 10 * EstimateSettings().half_life_s
-    assert estimates.link_peak_per_s(P, D, now_s=later_s) == estimates.link(P, D).per_s
-
-
 def test_tries_that_tell_nothing_are_bounded() -> None:
     estimates = Estimates(EstimateSettings())
     sent = 0
