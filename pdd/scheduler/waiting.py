@@ -1,59 +1,100 @@
-"""Who goes next, of those that wait: by class, then by tenant, then by arrival.
+"""Who goes next, of those that wait: by tenant, then by class, then by arrival.
 
+* Who has room kept for it (below) goes first: its turn had come. Only what is more urgent of its
+  own tenant takes that away.
 * Requests that were interrupted go before all new ones, by arrival.
-* *Class*: the request's priority (lower is more urgent) less one for every ``ageing_s`` that it has
-  waited. Whoever waits becomes more urgent than everybody who comes later: nobody starves.
-* *Tenant*: within a class the tenant that holds the least of the cluster's blocks goes first, so
-  that one with a thousand requests cannot keep out one with two.
+* *Tenant*: the one that holds the least of the cluster's blocks goes first, so that one with a
+  thousand requests cannot keep out one with two, whatever priority they claim; of those that hold
+  as much, the one that has waited longest. A tenant whose request has just found no room lets each
+  of the others have a look before its next, so that what is looked at (``examined_count_max``) is
+  shared as well.
+* *Class*, within a tenant: the request's priority (lower is more urgent) less one for every
+  ``ageing_s`` that it has waited. Whoever waits becomes more urgent than all that come later.
+
+Nobody starves: behind others' requests a tenant waits only while it holds more than they do, so at
+the longest until what it runs has ended; behind its own, until it has aged.
 
 Who finds no room is passed by those that do (*backfill*). When the first in turn has waited for
 ``patience_s``, the node with the most room is kept for it: others may not use that node, except
 that short requests may use what long ones are not given anyway.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 
 from pdd.core.identity import NodeName, RequestId, Role
-from pdd.scheduler.requests import Request
+from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.state import State
+
+
+_Classes = dict[int, list[Request]]
+"""What waits of one tenant, by arrival within each class."""
 
 
 def in_turn(state: State, now_s: float) -> Iterator[Request]:
     """Those that wait, each when its turn comes; who was placed meanwhile counts for the next."""
-    classes: dict[tuple[bool, int], dict[str, deque[Request]]] = {}
-    for request_id in state.queue:  # by arrival, within each class
+    kept = _kept(state, now_s)
+    interrupted: list[Request] = []
+    tenants: dict[str, _Classes] = {}
+    for request_id in state.queue:  # by arrival
         request = state.requests[request_id]
-        tenants = classes.setdefault(_class(state, request, now_s), {})
-        tenants.setdefault(request.request.tenant, deque()).append(request)
-    held: Counter[str] | None = None
-    for _, tenants in sorted(classes.items(), key=lambda item: item[0]):
-        if len(tenants) == 1 and held is None:  # what others hold matters to nobody here
-            (alone,) = tenants.values()
-            yield from alone
+        if request is kept:
             continue
-        if held is None:
-            held = held_blocks(state)
-        yield from _shared(state, tenants, held)
+        if request.generation:
+            interrupted.append(request)
+        else:
+            classes = tenants.setdefault(request.request.tenant, {})
+            classes.setdefault(_class(state, request, now_s), []).append(request)
+    if kept is not None:
+        yield kept
+    yield from interrupted
+    if len(tenants) == 1:  # what others hold matters to nobody here
+        (alone,) = tenants.values()
+        yield from _by_class(alone)
+    elif tenants:
+        yield from _shared(state, tenants)
 
 
-def _shared(
-    state: State, tenants: dict[str, deque[Request]], held: Counter[str]
-) -> Iterator[Request]:
-    """The requests of one class. Only a placement changes what a tenant holds, and only its own."""
-    turns = [(held[name], queue[0].arrival_index, name) for name, queue in tenants.items()]
+def _kept(state: State, now_s: float) -> Request | None:
+    """Who has room kept for it; whoever is passed has it no longer."""
+    if state.kept_for is None:
+        return None
+    kept = state.requests[state.kept_for[0]]
+    own_class = _class(state, kept, now_s)
+    if not kept.generation and any(
+        other.request.tenant == kept.request.tenant and _class(state, other, now_s) < own_class
+        for other in map(state.requests.__getitem__, state.queue)
+    ):
+        state.kept_for = None
+        return None
+    return kept
+
+
+def _shared(state: State, tenants: dict[str, _Classes]) -> Iterator[Request]:
+    """The requests of several tenants. Only a placement changes what a tenant holds, and only its
+    own."""
+    held = held_blocks(state)
+    queues = {name: _by_class(classes) for name, classes in tenants.items()}
+    turns = [
+        (0, held[name], age_rank, name, next(queues[name])) for age_rank, name in enumerate(tenants)
+    ]
     heapify(turns)
     while turns:
-        name = turns[0][2]
-        queue = tenants[name]
-        request = queue.popleft()
+        refused_count, _, age_rank, name, request = turns[0]
         yield request
         held[name] += _held(state, request)
-        if queue:
-            heapreplace(turns, (held[name], queue[0].arrival_index, name))
-        else:
+        following = next(queues[name], None)
+        if following is None:
             heappop(turns)
+            continue
+        refused_count += request.phase is Phase.QUEUED
+        heapreplace(turns, (refused_count, held[name], age_rank, name, following))
+
+
+def _by_class(classes: _Classes) -> Iterator[Request]:
+    return chain.from_iterable(classes[one] for one in sorted(classes))
 
 
 def held_blocks(state: State) -> Counter[str]:
@@ -71,12 +112,12 @@ def _held(state: State, request: Request) -> int:
     return state.nodes[request.decode].leases.get(request.id, 0)
 
 
-def _class(state: State, request: Request, now_s: float) -> tuple[bool, int]:
+def _class(state: State, request: Request, now_s: float) -> int:
     settings = state.settings.queue
     limit = settings.class_limit
     priority = min(max(request.request.priority, -limit), limit)
     waited_s = max(now_s - request.arrived_s, 0.0)
-    return request.generation == 0, priority - int(waited_s / settings.ageing_s)
+    return priority - int(waited_s / settings.ageing_s)
 
 
 def keep_room(state: State, request: Request, *, is_long: bool, now_s: float) -> None:
