@@ -28,7 +28,6 @@ from pdd.core.identity import NodeName, RequestId, Role
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.state import State
 
-
 _Classes = dict[int, list[Request]]
 """What waits of one tenant, by arrival within each class."""
 
