@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pdd.daemon.block_metrics import block_metrics
+from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.link_metrics import link_metrics
 from pdd.daemon.role_metrics import role_metrics
 from pdd.daemon.scheduler_driver import SchedulerDriver
@@ -52,6 +53,7 @@ class ClusterMetrics(Collector):
         yield from role_metrics(self._driver.role_operator)
         yield from link_metrics(nodes)
         yield from transfer_metrics(self._driver.transfer_counters())
+        yield from directory_metrics(self._driver.directory)
 
 
 def decision_metrics(counts: Counts) -> Iterator[Metric]:
@@ -78,3 +80,22 @@ def decision_metrics(counts: Counts) -> Iterator[Metric]:
         ),
     ):
         yield CounterMetricFamily(name, text, value=value)
+
+
+def directory_metrics(directory: DirectoryFeed) -> Iterator[Metric]:
+    """How well it is known what nodes' caches hold."""
+    yield GaugeMetricFamily(
+        "pdd_directory_blocks",
+        "Distinct blocks that the scheduler knows to be cached, of scheduler.directory_limit_blocks",
+        value=directory.machine.key_count,
+    )
+    yield CounterMetricFamily(
+        "pdd_directory_refused_messages",
+        "Messages of nodes about their caches that could not be true and were dropped",
+        value=directory.refused_message_count,
+    )
+    yield CounterMetricFamily(
+        "pdd_directory_asked_snapshots",
+        "Times that a node was asked for all that its cache holds, because something was missed",
+        value=directory.asked_snapshot_count,
+    )

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from pdd.core.identity import NodeName
 from pdd.daemon.scheduler_metrics import ClusterMetrics
 from pdd.daemon.transfer_metrics import known_counters
+from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.events import Tick
 from tests.unit.daemon.grpc_cluster import GrpcCluster, grpc_cluster
 
@@ -81,6 +82,23 @@ async def test_what_was_decided_is_counted() -> None:
         assert "pdd_scheduler_false_rejects_total 1.0" in lines
         assert "pdd_scheduler_given_back_total 2.0" in lines
         assert "pdd_scheduler_placements_total 0.0" in lines
+
+
+async def test_what_the_block_directory_holds_and_what_went_wrong_is_told() -> None:
+    async with grpc_cluster() as cluster:
+        await cluster.join("decode-0")
+        directory = cluster.scheduler.directory
+        (session,) = cluster.scheduler.driver._sessions.values()
+        delta = cluster_pb2.CacheDelta(first_sequence=1, last_sequence=1, stored=bytes(range(32)))
+        directory.said(session, cluster_pb2.NodeMessage(cache_delta=delta))
+        directory._apply()
+        assert "pdd_directory_blocks 2.0" in scrape(cluster)
+        delta.stored = b"no whole key"
+        directory.said(session, cluster_pb2.NodeMessage(cache_delta=delta))
+        directory._ask()
+        lines = scrape(cluster)
+        assert "pdd_directory_refused_messages_total 1.0" in lines
+        assert "pdd_directory_asked_snapshots_total 1.0" in lines
 
 
 def test_what_has_no_metric_is_not_kept() -> None:
