@@ -6,10 +6,11 @@
 
 An entry is decoded whole before any of it is applied, so it counts whole or not at all.
 
-Versions: 1 (first). A release reads its own version and the one before. Within a kind, a field is
-only ever added at the end, with the version it came with and what older entries mean by its
-absence; a new kind names its version likewise. While a cell is being upgraded the leader writes
-the version that the oldest replica reads (``encode(..., version=)``).
+Versions: 1 (first); 2, roles (kinds 9 and 10). A release reads its own version and the one before.
+Within a kind, a field is only ever added at the end, with the version it came with and what older
+entries mean by its absence; a new kind names its version likewise. An entry is written in the
+oldest version that says all of it and that this release reads: so one scheduler of a cell may be
+updated after the other, and what only the newer ones have is refused by an older one as a whole.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pdd.cell.operations import (
     Uncordoned,
 )
 
-VERSION = 1
+VERSION = 2
 TEXT_MAX_CHARS = 512
 COUNT_MAX = 2**53
 OPERATIONS_MAX = 4096
@@ -101,15 +102,23 @@ class Codec:
         self.oldest_readable_version = max(version - 1, 1)
 
     def encode(self, operations: Sequence[Any], *, version: int | None = None) -> bytes:
-        """A hard entry.
+        """A hard entry. ``version``: None: see the module.
 
         Raises:
             EntryError: an operation that ``version`` does not have: upgrade the cell first.
         """
-        version = self.version if version is None else version
+        if version is None:
+            needed = (self._version_of(operation) for operation in operations)
+            version = max([self.oldest_readable_version, *needed])
         rows = [self._row(operation, version) for operation in operations]
         data: bytes = msgpack.packb([version, EntryClass.HARD, rows])
         return data
+
+    def _version_of(self, operation: Any) -> int:
+        """The oldest one in which nothing of it is lost."""
+        rule = self._kinds[self._numbers[type(operation)]]
+        told = (one.since for one in rule.fields if getattr(operation, one.name) != one.absent)
+        return max([rule.since, *told])
 
     def _row(self, operation: Any, version: int) -> list[Any]:
         number = self._numbers[type(operation)]
@@ -123,8 +132,8 @@ class Codec:
         return [number, *(getattr(operation, field.name) for field in present)]
 
     def encode_soft(self, data: bytes) -> bytes:
-        """A soft entry."""
-        packed: bytes = msgpack.packb([self.version, EntryClass.SOFT, data])
+        """A soft entry; the same in every version so far."""
+        packed: bytes = msgpack.packb([self.oldest_readable_version, EntryClass.SOFT, data])
         return packed
 
     def decode(self, data: bytes) -> HardEntry | SoftEntry:
@@ -192,7 +201,7 @@ def flag(name: str, value: Any) -> bool:
 
 def kind(made: type[Any], *, since: int = 1, **checks: Check) -> KindRule:
     """A kind whose fields are all as old as itself."""
-    fields = tuple(FieldRule(name=name, check=check) for name, check in checks.items())
+    fields = tuple(FieldRule(name=name, check=check, since=since) for name, check in checks.items())
     return KindRule(made=made, fields=fields, since=since)
 
 
@@ -218,8 +227,8 @@ KINDS: dict[int, KindRule] = {
         tokens_per_minute_max=count_or_none,
     ),
     8: kind(QuotaRemoved, tenant=text),
-    9: kind(RoleSet, node=text, role=text, is_by_hand=flag, message=text, at_ms=count),
-    10: kind(RoleReleased, node=text),
+    9: kind(RoleSet, since=2, node=text, role=text, is_by_hand=flag, message=text, at_ms=count),
+    10: kind(RoleReleased, since=2, node=text),
 }
 CODEC = Codec(KINDS, version=VERSION)
 

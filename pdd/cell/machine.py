@@ -17,8 +17,9 @@ from pdd.cell.codec import CODEC, EntryError, SoftEntry, encode_result
 from pdd.cell.operations import MemberJoined, MemberLeft, Operation, Status
 from pdd.cell.state import CellState
 
-SNAPSHOT_VERSION = 1
-"""History: 1 = first. A release reads its own version and the one before."""
+SNAPSHOT_VERSION = 2
+"""History: 1 = first; 2 = the table of roles, which a release that knows it not would leave out. A
+release reads its own version and the one before; without a role it writes the one before."""
 OLDEST_READABLE_SNAPSHOT_VERSION = 1
 
 
@@ -84,7 +85,8 @@ class CellMachine:
 
     def snapshot(self) -> bytes:
         """The hard state; about 100 bytes a row."""
-        data: bytes = msgpack.packb([SNAPSHOT_VERSION, self.index, self.state.export()])
+        version = SNAPSHOT_VERSION if len(self.state.roles) else OLDEST_READABLE_SNAPSHOT_VERSION
+        data: bytes = msgpack.packb([version, self.index, self.state.export()])
         return data
 
     def restore(self, data: bytes) -> None:

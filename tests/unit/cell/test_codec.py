@@ -20,7 +20,15 @@ from pdd.cell.codec import (
     kind,
     text,
 )
-from pdd.cell.operations import Cordoned, OverrideSet, QuotaSet, Status, Uncordoned
+from pdd.cell.operations import (
+    Cordoned,
+    OverrideSet,
+    QuotaSet,
+    RoleReleased,
+    RoleSet,
+    Status,
+    Uncordoned,
+)
 from tests.unit.cell.samples import EVERY_OPERATION
 
 
@@ -49,13 +57,14 @@ NEXT = Codec(
             made=Cordoned2,
             fields=(
                 *KINDS[3].fields,
-                FieldRule(name="who", check=text, since=2, absent="unknown"),
+                FieldRule(name="who", check=text, since=3, absent="unknown"),
             ),
         ),
-        99: kind(Renamed, since=2, node=text),
+        99: kind(Renamed, since=3, node=text),
     },
-    version=2,
+    version=3,
 )
+BEFORE_ROLES = Codec({number: rule for number, rule in KINDS.items() if rule.since == 1}, version=1)
 OLD_CORDON = Cordoned(node="decode-0", message="", is_drain=True, at_ms=7)
 NEW_CORDON = Cordoned2(node="decode-0", message="", is_drain=True, at_ms=7, who="ops")
 
@@ -74,29 +83,56 @@ def test_a_soft_entry_is_not_looked_into() -> None:
 
 
 def test_a_release_reads_the_entries_of_the_one_before() -> None:
-    written = CODEC.encode([OLD_CORDON])
+    written = CODEC.encode([OLD_CORDON], version=2)
     (read,) = NEXT.decode(written).operations  # type: ignore[union-attr]
     assert read == Cordoned2(node="decode-0", message="", is_drain=True, at_ms=7, who="unknown")
 
 
-def test_a_release_writes_what_the_one_before_reads_while_a_cell_is_upgraded() -> None:
-    written = NEXT.encode([NEW_CORDON], version=1)
-    assert CODEC.decode(written) == HardEntry(operations=(OLD_CORDON,))
+def test_a_release_writes_what_the_one_before_reads_as_far_as_that_says_it() -> None:
+    assert CODEC.decode(NEXT.encode([NEW_CORDON], version=2)) == HardEntry(operations=(OLD_CORDON,))
+    plain = Cordoned2(node="decode-0", message="", is_drain=True, at_ms=7, who="unknown")
+    assert CODEC.decode(NEXT.encode([plain])) == HardEntry(operations=(OLD_CORDON,))
+    assert CODEC.decode(NEXT.encode_soft(b"blocks")) == SoftEntry(data=b"blocks")
 
 
 def test_what_the_older_release_cannot_be_told_is_refused_by_name() -> None:
-    with pytest.raises(EntryError, match=r"Renamed needs entries of version 2.*writes 1"):
-        NEXT.encode([Renamed(node="decode-0")], version=1)
+    with pytest.raises(EntryError, match=r"Renamed needs entries of version 3.*writes 2"):
+        NEXT.encode([Renamed(node="decode-0")], version=2)
 
 
 def test_a_newer_entry_is_refused_with_both_versions() -> None:
-    with pytest.raises(EntryError, match="entry of version 2; this release reads 1 to 1"):
+    with pytest.raises(EntryError, match="entry of version 3; this release reads 1 to 2"):
         CODEC.decode(NEXT.encode([NEW_CORDON]))
 
 
 def test_two_releases_back_is_too_old() -> None:
     with pytest.raises(EntryError, match="entry of version 1; this release reads 2 to 3"):
-        Codec(KINDS, version=3).decode(CODEC.encode([OLD_CORDON]))
+        NEXT.decode(CODEC.encode([OLD_CORDON]))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [one for one in EVERY_OPERATION if isinstance(one, RoleSet | RoleReleased)],
+    ids=lambda one: type(one).__name__,
+)
+def test_roles_are_refused_by_the_release_that_has_none(operation: object) -> None:
+    name = type(operation).__name__
+    with pytest.raises(EntryError, match=f"{name} needs entries of version 2.*every scheduler"):
+        CODEC.encode([operation], version=1)
+    with pytest.raises(EntryError, match="entry of version 2; this release reads 1 to 1"):
+        BEFORE_ROLES.decode(CODEC.encode([operation]))
+    _, _, rows = msgpack.unpackb(CODEC.encode([operation]))
+    number = next(number for number, rule in KINDS.items() if rule.made is type(operation))
+    for reader in (BEFORE_ROLES, CODEC):
+        with pytest.raises(EntryError, match=f"version 1 has no operation {number}"):
+            reader.decode(msgpack.packb([1, 1, rows]))
+
+
+def test_everything_else_is_written_as_that_release_reads_it() -> None:
+    for operation in EVERY_OPERATION:
+        if not isinstance(operation, RoleSet | RoleReleased):
+            written = CODEC.encode([operation])
+            assert BEFORE_ROLES.decode(written) == HardEntry(operations=(operation,))
 
 
 @pytest.mark.parametrize(

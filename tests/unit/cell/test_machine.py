@@ -16,6 +16,7 @@ from pdd.cell.operations import (
     OverrideSet,
     QuotaRemoved,
     QuotaSet,
+    RoleSet,
     Status,
     Uncordoned,
 )
@@ -149,9 +150,20 @@ def test_a_snapshot_carries_everything_hard() -> None:
     assert restored.index == log.index == 2
 
 
+def test_a_snapshot_with_a_role_is_none_for_a_release_that_has_no_roles() -> None:
+    log = Log()
+    log.say(joined())
+    assert msgpack.unpackb(log.machine.snapshot())[0] == 1
+    log.say(RoleSet(node="decode-0", role="prefill", is_by_hand=True, message="", at_ms=7))
+    assert msgpack.unpackb(log.machine.snapshot())[0] == 2
+    restored = CellMachine()
+    restored.restore(log.machine.snapshot())
+    assert restored.state_hash() == log.machine.state_hash()
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
-    [(b"\xc1", "no snapshot"), (msgpack.packb([2, 1, []]), "version 2; this release reads 1 to 1")],
+    [(b"\xc1", "no snapshot"), (msgpack.packb([3, 1, []]), "version 3; this release reads 1 to 2")],
 )
 def test_a_snapshot_that_cannot_be_read_changes_nothing(data: bytes, why: str) -> None:
     log = Log()
