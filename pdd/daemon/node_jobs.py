@@ -257,6 +257,9 @@ class NodeJobs:
         """Hold what another scheduler can take over, forget the rest of what this one had asked
         for. Blocks that a peer may be fetching stay as long."""
         sources = [running for running in self._handed_over.values() if running.reports is reports]
+        for running in self._held.jobs():
+            if running.reports is reports:  # it has ended, and perhaps was being told
+                running.reports, running.giving = self._nobody, False
         for running in [one for one in self._running.values() if one.reports is reports]:
             if running.keep is None or running.job.kind is JobKind.PREFILL:
                 self.cancel(running.request_id)
@@ -411,6 +414,7 @@ class NodeJobs:
                 reports.frame(frame, running.generation)
             if count % _GIVEN_AT_ONCE_COUNT == 0:
                 await reports.sent()
+                await asyncio.sleep(0)  # a stream that has broken keeps nobody waiting
         if running.cancelled or running.reports is not reports:
             return
         running.giving = False

@@ -86,7 +86,7 @@ def directory_metrics(directory: DirectoryFeed) -> Iterator[Metric]:
     """How well it is known what nodes' caches hold."""
     yield GaugeMetricFamily(
         "pdd_directory_blocks",
-        "Distinct blocks that the scheduler knows to be cached, of scheduler.directory_limit_blocks",
+        "Distinct blocks known to be cached, of scheduler.directory_limit_blocks at most",
         value=directory.machine.key_count,
     )
     yield CounterMetricFamily(

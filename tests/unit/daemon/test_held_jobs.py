@@ -217,3 +217,32 @@ async def test_log_probabilities_count_as_what_they_weigh() -> None:
     await node.over()
     assert [job.is_running for job in node.jobs.held()] == [False], "one token, and 21 of them"
     node.jobs.cancel_all()
+
+
+async def test_an_ended_job_is_told_in_turns_and_not_on_to_a_scheduler_that_is_lost() -> None:
+    node, run = await held_node()
+    run.feed(*[out("c")] * 500, out("d", eos=True))
+    await asyncio.wait_for(run.ended.wait(), timeout=10)
+    await node.over()
+    told: list[Frame] = []
+
+    async def at_once() -> None:
+        """A stream that has broken keeps nobody waiting."""
+
+    lost = JobReports(
+        frame=lambda frame, _: told.append(frame),
+        failed=lambda *_: None,
+        ready=lambda *_: None,
+        sent=at_once,
+    )
+    claim(node, lost)
+    while not told:  # noqa: ASYNC110 - each turn of the loop is what this is about
+        await asyncio.sleep(0)
+    assert len(told) == 64
+    node.jobs.scheduler_lost(lost)
+    await node.over()
+    assert len(told) == 64
+    claim(node)
+    await node.over()
+    assert node.text == "ab" + "c" * 500 + "d"
+    node.jobs.cancel_all()
