@@ -134,7 +134,10 @@ class SchedulerDriver:
             now=clock,
         )
         self._takeovers = Takeovers(
-            streams=self._streams, keys_of=self._prompt_keys.of, recovered=self._step
+            streams=self._streams,
+            keys_of=self._prompt_keys.of,
+            recovered=self._step,
+            overdue=self._join,
         )
         self.life = secrets.token_hex(8)
         """See ``ClusterHandler.life``."""
@@ -366,11 +369,12 @@ class SchedulerDriver:
                 )
             case "failed":
                 failed = message.failed
-                if self._takeovers.stopped(RequestId(failed.request_id)):
+                request_id = RequestId(failed.request_id)
+                if self._takeovers.stopped(request_id, failed.generation, session):
                     return
                 self._step(
                     JobFailed(
-                        request_id=RequestId(failed.request_id),
+                        request_id=request_id,
                         generation=failed.generation,
                         node=session.identity.name,
                         message=failed.message,

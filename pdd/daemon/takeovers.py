@@ -3,10 +3,15 @@
 A node tells it before it joins; then, in one step, it is a member whose blocks are in use. What
 runs is claimed and goes on. What does not is claimed and read first: the core hears of it when all
 that it has said is known (``OutputRecovered``).
+
+A node that has not told all after ``TELL_WITHIN_S`` is a member without the rest, which it forgets
+by itself. Beyond ``TOLD_SIZE_BYTES_MAX`` of one node, requests are cancelled there: whoever comes
+back for one is answered as if no node had held it.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -21,6 +26,19 @@ from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.events import HeldSequence, OutputRecovered
 
 log = structlog.get_logger(__name__)
+
+TELL_WITHIN_S = 10.0
+TOLD_SIZE_BYTES_MAX = 64 << 20
+"""About 16 million tokens of prompts; a node holds a million (``resume.tokens_max``)."""
+
+
+@dataclass(slots=True)
+class _Telling:
+    """A node that says what it holds."""
+
+    deadline: asyncio.TimerHandle
+    requests: list[cluster_pb2.HeldRequest] = field(default_factory=list)
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,38 +56,67 @@ class Takeovers:
         streams: dict[RequestId, RequestStream],
         keys_of: Callable[[GenerateRequest], bytes],
         recovered: Callable[[OutputRecovered], None],
+        overdue: Callable[[NodeSession], None],
+        tell_within_s: float = TELL_WITHIN_S,
     ) -> None:
-        """``streams``: the driver's; who is taken over gets one. ``recovered``: see the module."""
+        """``streams``: the driver's; who is taken over gets one. ``recovered``: see the module.
+        ``overdue``: this node has not told all in time."""
         self.adopter: Adopter = _nobody
         self._streams = streams
         self._keys_of = keys_of
         self._recovered = recovered
-        self._told: dict[NodeSession, list[cluster_pb2.HeldRequest]] = {}
+        self._overdue = overdue
+        self._tell_within_s = tell_within_s
+        self._told: dict[NodeSession, _Telling] = {}
         self._reading: dict[RequestId, _Reading] = {}
 
     def expect(self, session: NodeSession) -> None:
-        """This node will tell what it holds; it is no member before it has."""
-        self._told[session] = []
+        """This node will tell what it holds; it is no member before it has, or is overdue."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(self._tell_within_s, self._give_up, session)
+        self._told[session] = _Telling(deadline=deadline)
+
+    def _give_up(self, session: NodeSession) -> None:
+        log.warning(
+            "held_requests_untold",
+            node=session.identity.name,
+            why=f"it has announced what it holds and has not told all in {self._tell_within_s:g} s",
+        )
+        self._overdue(session)
 
     def tell(self, session: NodeSession, message: cluster_pb2.HeldRequests) -> bool:
         """It does; True when that was all."""
         told = self._told.get(session)
         if told is None:
-            return False  # it had nothing to tell
-        told.extend(message.requests)
+            return False  # it had nothing to tell, or is overdue
+        for one in message.requests:
+            told.size_bytes += one.ByteSize()
+            if told.size_bytes <= TOLD_SIZE_BYTES_MAX:
+                told.requests.append(one)
+            else:
+                log.warning("takeover_refused", request_id=one.submit.request_id, why="too many")
+                session.cancel(one.submit.request_id)
         return message.complete
 
     def take(self, session: NodeSession) -> tuple[HeldSequence, ...]:
         """Take over what it holds, and begin to read what does not run any more. Returns what runs:
         to be claimed with ``claim`` when the core has it."""
         running = []
-        for message in self._told.pop(session, ()):
+        for message in self._told_by(session):
             held = self._adopted(session, message)
             if held is None:
                 session.cancel(message.submit.request_id)
             elif self._begin(session, message, held) is not None:
                 running.append(held)
         return tuple(running)
+
+    def _told_by(self, session: NodeSession) -> list[cluster_pb2.HeldRequest]:
+        """It is not waited for any more."""
+        told = self._told.pop(session, None)
+        if told is None:
+            return []
+        told.deadline.cancel()
+        return told.requests
 
     def found(self, session: NodeSession, message: cluster_pb2.HeldRequest) -> HeldSequence | None:
         """One that a client has come back for. Returns it if it runs, as ``take`` does."""
@@ -102,24 +149,28 @@ class Takeovers:
         Raises:
             ValueError: the frame does not join the ones before.
         """
-        reading = self._reading.get(frame.request_id)
-        if (
-            reading is None
-            or reading.session is not session
-            or reading.held.generation != generation
-        ):
+        if self._read_from(frame.request_id, generation, session) is None:
             return
         self._streams[frame.request_id].show(frame)
         if frame.finish is not None:
             self._read(frame.request_id, frame.finish)
 
-    def stopped(self, request_id: RequestId) -> bool:
+    def stopped(self, request_id: RequestId, generation: int, session: NodeSession) -> bool:
         """A node has told all that it holds of a request that did not end; False: it is not read
-        here."""
-        if request_id not in self._reading:
+        from there."""
+        if self._read_from(request_id, generation, session) is None:
             return False
         self._read(request_id, None)
         return True
+
+    def _read_from(
+        self, request_id: RequestId, generation: int, session: NodeSession
+    ) -> _Reading | None:
+        """None: another node, or nobody, is asked for that attempt."""
+        reading = self._reading.get(request_id)
+        if reading is None or reading.session is not session:
+            return None
+        return reading if reading.held.generation == generation else None
 
     def forget(self, request_id: RequestId) -> None:
         """Its client is gone."""
@@ -129,7 +180,7 @@ class Takeovers:
 
     def detached(self, session: NodeSession) -> None:
         """What was not read from this node yet is to be computed anew."""
-        self._told.pop(session, None)
+        self._told_by(session)
         lost = [name for name, one in self._reading.items() if one.session is session]
         for request_id in lost:
             self._read(request_id, None)

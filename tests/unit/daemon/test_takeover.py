@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from pdd.control.cluster_server import NodeSession
 from pdd.core.errors import RequestGone
 from pdd.core.frames import FinishReason
-from pdd.core.identity import RequestId
+from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Ended, Path
 from pdd.engine.port import JobFacts
 from pdd.gateway.job import Job
 from pdd.gateway.run import RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.takeover import with_note
+from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.events import Tick
-from tests.builders import make_request
+from tests.builders import make_identity, make_request
 from tests.sinks import Collected
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler, grpc_cluster
@@ -344,3 +346,70 @@ async def test_a_node_that_falls_silent_while_it_is_read_costs_no_request() -> N
         again.feed(out("b"), out("c", eos=True))
         await over(sink)
         assert text_of(list(sink.events)) == "abc"
+
+
+async def test_a_failure_that_another_node_or_attempt_tells_of_ends_no_reading() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        await cluster.scheduler.stop()
+        await heard_nobody(decode)
+        run.feed(out("c", eos=True))
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        claims: list[tuple[Any, ...]] = []
+        claim = decode.jobs.claim
+        decode.jobs.claim = lambda *args, **_: claims.append(args)  # type: ignore[method-assign]
+        home = await next_life(cluster)
+        sink = await home.resume()
+        driver = cluster.scheduler.driver
+        await cluster.scheduler.until(lambda: len(driver._sessions) == 2)
+        for name, generation in (("prefill-0", 0), ("decode-0", 7)):
+            failed = cluster_pb2.NodeRequestFailed(
+                request_id=R1, generation=generation, kind="stopped"
+            )
+            session = driver._sessions[NodeName(name)]
+            driver.node_said(session, cluster_pb2.NodeMessage(failed=failed))
+        async with asyncio.timeout(WAIT_S):
+            while not claims:  # noqa: ASYNC110 - a patched method has no event
+                await asyncio.sleep(0.001)
+        claim(*claims[0], first_token_index=0)
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+        assert list(decode.engine.runs) == ["r1/0"], "it was read, not computed anew"
+
+
+async def test_a_node_that_never_tells_what_it_holds_joins_without() -> None:
+    async with homes() as (cluster, home):
+        decode, _ = await decoding(cluster, home)
+        await cluster.scheduler.stop()
+        await heard_nobody(decode)
+        decode.service._offer = lambda _: None  # type: ignore[method-assign]
+        scheduler = Scheduler()
+        scheduler.driver._takeovers._tell_within_s = 0.05
+        await scheduler.start(cluster.scheduler.address)
+        cluster.scheduler = scheduler
+        await scheduler.until(lambda: len(scheduler.driver._sessions) == 2)
+        async with asyncio.timeout(WAIT_S):
+            while "decode-0" not in scheduler.states():  # noqa: ASYNC110 - it is a timer
+                await asyncio.sleep(0.001)
+        late = cluster_pb2.HeldRequests(complete=True)
+        session = scheduler.driver._sessions[decode.identity.name]
+        scheduler.driver.node_said(session, cluster_pb2.NodeMessage(held=late))
+        assert scheduler.states() == {"prefill-0": "ready", "decode-0": "ready"}
+        scheduler.core.check()
+
+
+async def test_what_a_node_tells_beyond_the_bound_is_cancelled_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def one(name: str) -> cluster_pb2.HeldRequest:
+        return cluster_pb2.HeldRequest(submit=cluster_pb2.Submit(request_id=name))
+
+    monkeypatch.setattr("pdd.daemon.takeovers.TOLD_SIZE_BYTES_MAX", 2 * one("r1").ByteSize())
+    takeovers = Scheduler().driver._takeovers
+    session = NodeSession(make_identity("decode-0"), cluster_pb2.Hello())
+    takeovers.expect(session)
+    told = cluster_pb2.HeldRequests(requests=[one("r1"), one("r2"), one("r3")], complete=True)
+    assert takeovers.tell(session, told)
+    (message,) = await session.outbox.take()
+    assert list(message.cancels.request_ids) == ["r3"]
+    assert [held.submit.request_id for held in takeovers._told_by(session)] == ["r1", "r2"]
