@@ -149,7 +149,8 @@ class Answer:
                 reply.collect(frame)
                 self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
                 return
-            if not stream.opened:
+            # Headers may have gone ahead of the opening, and the opening of any text.
+            if not stream.opened or not self._opening_shown:
                 self._first_tokens(stream, reply, frame)
                 return
             events = reply.event(frame)
@@ -204,7 +205,7 @@ class Answer:
     # --- the ways it can go ------------------------------------------------------------------
 
     def _first_tokens(self, stream: EventStream, reply: Reply, frame: Frame) -> None:
-        """Headers and the first event leave in one write."""
+        """Headers, unless they went ahead, and the first events leave in one write."""
         events = self._take_opening(reply) + reply.event(frame)
         if not self._was_seen(frame):
             self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)

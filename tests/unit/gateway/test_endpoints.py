@@ -83,6 +83,26 @@ async def test_headers_go_ahead_of_a_first_token_that_takes_long() -> None:
         assert b'"text":"a"' in await response.read()
 
 
+async def test_the_role_comes_before_a_first_token_that_comes_after_the_headers() -> None:
+    gate = asyncio.Event()
+    steps = [Planned(plan=PLAN), gate, *script("a", "b")[1:]]
+    settings = GatewaySettings(header_hold_s=0.01)
+    async with (
+        front(steps, settings=settings) as served,
+        served.http.post(
+            f"{served.url}/v1/chat/completions", json={**CHAT, "stream": True}
+        ) as response,
+    ):
+        gate.set()
+        text = (await response.read()).decode()
+    events = [
+        dict(line.split(": ", 1) for line in event.split("\n")) for event in text.split("\n\n")[:-1]
+    ]
+    assert [event["id"].rpartition(":")[2] for event in events] == ["0", "1", "2", "2f", "2f"]
+    deltas = [json.loads(event["data"])["choices"][0]["delta"] for event in events[:-1]]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}]
+
+
 async def test_the_whole_answer_of_a_chat_counts_what_the_engines_counted() -> None:
     async with front(script("Hel", "lo")) as served:
         status, answer, _ = await post(served, "/v1/chat/completions", CHAT)
