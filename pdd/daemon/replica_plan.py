@@ -1,14 +1,13 @@
 """How a scheduler's replica is started: where its log is, and how it is reached."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pdd.config.sections import Config
 from pdd.config.tls_files import member_paths
+from pdd.daemon.replica_socket import replica_socket
 from pdd.daemon.replicated_agreement import ReplicaPlan
 from pdd.daemon.security import make_security
 from pdd.daemon.state_dir import state_dir_of
@@ -28,12 +27,11 @@ def replica_plan(config: Config) -> Iterator[ReplicaPlan]:
     if config.raft.replicas:
         yield _plan_of_group(config)
         return
-    folder = tempfile.mkdtemp(prefix="pdd-raft-")  # 0700
-    try:
+    with replica_socket() as path:
         yield ReplicaPlan(
             settings=_common(config)
             | {
-                "addresses": {config.node.name: f"{PREFIX}{Path(folder) / 'replica'}"},
+                "addresses": {config.node.name: f"{PREFIX}{path}"},
                 # Alone it has given no vote to anybody and can contradict nobody: a log that is
                 # gone is an empty state, not a danger.
                 "is_new_cluster": True,
@@ -43,8 +41,6 @@ def replica_plan(config: Config) -> Iterator[ReplicaPlan]:
             environment=_environment(),
             security=UnixSocketSecurity(),
         )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _plan_of_group(config: Config) -> ReplicaPlan:
