@@ -24,8 +24,11 @@ def transfer_fingerprint(settings: TransferSettings, transport_version: str) -> 
 
     ``transport_version``: UCX's release without its last number. UCX means neighbouring releases to
     understand each other on the wire, but 1.17 and 1.18 did not, and ended the process that was
-    connected to (openucx/ucx#10376): one node's update must not end another node. Nodes of one
-    release work on among themselves while a cluster is updated.
+    connected to (openucx/ucx#10376): one node's update must not end another node.
+
+    A change of either cannot be rolled out node by node: a scheduler takes one kind of node at a
+    time, and refuses those that differ until the others are gone. All nodes are to be restarted
+    together (README, "Updating").
     """
     return {
         "transfer_protocol": str(CONTROL_VERSION),
