@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -188,4 +189,70 @@ async def test_a_failed_request_is_told_and_not_sent_again() -> None:
     async with front(steps) as served, Client([served.url]) as client:
         with pytest.raises(RequestFailed, match="node died"):
             await documents(client, {"prompt": "hi"})
+        assert len(served.inference.requests) == 1
+
+
+def two_choices() -> list[Any]:
+    """A request of two choices whose frames come in turns, the second one ending first."""
+    steps: list[Any] = []
+    longer = frames("He", "", "llo", " wor", "ld")
+    shorter = frames("Good", " day")
+    for place, one in enumerate(longer):
+        for index, choice in enumerate((longer, shorter)):
+            if place < len(choice):
+                is_last = place + 1 == len(choice)
+                finish = ended().finish if is_last else None
+                frame = replace(choice[place].frame, choice_index=index, finish=finish)
+                steps.append(replace(one, frame=frame))
+    return [Planned(plan=PLAN), *steps, ended(completion_tokens=len(steps))]
+
+
+def by_choice(found: list[dict[str, Any]]) -> dict[int, tuple[str, list[str], list[str]]]:
+    """Text, roles and ends of each, whatever events they came in."""
+    said: dict[int, tuple[str, list[str], list[str]]] = {}
+    for choice in (choice for one in found for choice in one["choices"]):
+        text, roles, ends = said.get(choice["index"], ("", [], []))
+        delta = choice.get("delta", {})
+        text += choice.get("text", "") or delta.get("content", "")
+        roles += [delta["role"]] if "role" in delta else []
+        ends += [choice["finish_reason"]] if choice["finish_reason"] else []
+        said[choice["index"]] = (text, roles, ends)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+    ids=["completions", "chat"],
+)
+async def test_a_stream_of_several_choices_cut_at_any_byte_is_whole(
+    path: str, question: dict[str, Any]
+) -> None:
+    body = {**question, "n": 2, "stream_options": {"include_usage": True}}
+    roles = ["assistant"] if "chat" in path else []
+    async with front(two_choices()) as served:
+        for cut in range(1, 3200, 61):
+            async with proxy(served, cut, cut, cut) as broken, Client([broken.url] * 2) as client:
+                found = [one async for one in client.stream(path, body)]
+            assert by_choice(found) == {
+                0: ("Hello world", roles, ["stop"]),
+                1: ("Good day", roles, ["stop"]),
+            }, cut
+            (usage,) = [one["usage"] for one in found if one.get("usage")]
+            assert usage["completion_tokens"] == 7
+            assert len(served.inference.requests) == 1, "it ran once"
+            served.inference.requests.clear()
+
+
+async def test_several_choices_go_on_by_id_once_an_event_came_and_are_sent_again_before() -> None:
+    body = {"prompt": "hi", "n": 2}
+    async with front(two_choices()) as served:
+        async with proxy(served, 40, 900) as broken, Client([broken.url]) as client:
+            found = [one async for one in client.stream("/v1/completions", body)]
+        assert by_choice(found)[1] == ("Good day", [], ["stop"])
+        methods = [line.split()[0] for line in broken.requests]
+        assert methods == ["POST", "POST", "GET"]
         assert len(served.inference.requests) == 1
