@@ -7,7 +7,8 @@ the block directory tells which nodes hold it, as far as they have told of their
 import asyncio
 from collections.abc import Callable, Mapping
 
-from pdd.control.cluster_server import NodeSession, TooManyAsk, UnknownRequest
+from pdd.control.cluster_ports import TooManyAsk, UnknownRequest
+from pdd.control.node_session import NodeSession
 from pdd.core.identity import NodeName, RequestId
 from pdd.daemon.request_stream import RequestStream
 from pdd.directory.keys import BlockKey, parse_key, split_keys

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import structlog
 
-from pdd.control.cluster_server import NodeSession
+from pdd.control.node_session import NodeSession
 from pdd.control.versions import CACHE_SINCE_VERSION
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock

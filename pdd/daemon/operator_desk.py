@@ -6,7 +6,7 @@ import structlog
 
 from pdd.cell.operations import Cordoned, Status, Uncordoned
 from pdd.cell.state import CORDONS_MAX
-from pdd.control.cluster_server import UnknownNode
+from pdd.control.cluster_ports import UnknownNode
 from pdd.core.identity import NodeName, NodeState, RequestId
 from pdd.core.ports import Clock
 from pdd.daemon.agreement import Agreement, AgreementUnavailable

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import grpc.aio
 
-from pdd.control.cluster_server import GroupRefused, UnknownReplica
+from pdd.control.cluster_ports import GroupRefused, UnknownReplica
 from pdd.core.errors import NodeUnavailable
 from pdd.daemon.replicated_agreement import ReplicatedAgreement
 from pdd.replication.grpc_options import CHANNEL_OPTIONS

@@ -7,7 +7,7 @@ import structlog
 from pdd.cell.codec import TEXT_MAX_CHARS
 from pdd.cell.operations import Operation, RoleReleased, RoleSet, Status
 from pdd.cell.state import ROLES_MAX
-from pdd.control.cluster_server import UnknownNode
+from pdd.control.cluster_ports import UnknownNode
 from pdd.control.role_operator import RoleRefused, RoleUnknown
 from pdd.core.identity import NodeName, Role
 from pdd.core.ports import Clock

@@ -12,7 +12,7 @@ import structlog
 
 from pdd.cell.operations import MemberJoined, MemberLeft, Operation, Status
 from pdd.cell.state import MEMBERS_MAX, CellState
-from pdd.control.cluster_server import JoinRefused, NodeSession
+from pdd.control.cluster_ports import JoinRefused
 from pdd.control.convert import (
     frame_from_proto,
     frame_to_proto,
@@ -22,6 +22,7 @@ from pdd.control.convert import (
     logprobs_to_proto,
     sampling_to_proto,
 )
+from pdd.control.node_session import NodeSession
 from pdd.core.frames import Frame
 from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
 from pdd.core.ports import Adopter, Clock, Sink

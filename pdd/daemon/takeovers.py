@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from pdd.control.cluster_server import NodeSession
 from pdd.control.convert import finish_from_proto, request_from_submit
+from pdd.control.node_session import NodeSession
 from pdd.core.frames import EngineFacts, Finish, Frame
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.ports import Adopter, Sink

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdd.cell.operations import Cordoned, Status
-from pdd.control.cluster_server import GroupRefused, UnknownReplica
+from pdd.control.cluster_ports import GroupRefused, UnknownReplica
 from pdd.daemon.agreement import AgreementUnavailable
 from pdd.daemon.replica_desk import ReplicaDesk
 from pdd.daemon.replicated_agreement import ReplicaPlan, ReplicatedAgreement

@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from pdd.control.cluster_server import NodeSession
+from pdd.control.node_session import NodeSession
 from pdd.core.identity import NodeName
 from pdd.core.requests import DEFAULT_TENANT
 from pdd.daemon.cache_feed import CacheFeed

@@ -9,7 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from pdd.control import cluster_server, outbox, scheduler_client, versions
-from pdd.control.cluster_server import ClusterServicer, NodeSession
+from pdd.control.cluster_server import ClusterServicer
+from pdd.control.node_session import NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.core.identity import NodeName

@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 
-from pdd.control.cluster_server import ClusterServicer, NodeSession
+from pdd.control.cluster_server import ClusterServicer
+from pdd.control.node_session import NodeSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.identity import NodeIdentity, Role
