@@ -1,44 +1,43 @@
 """Drives the scheduler core: RPCs and timers become events, effects become messages.
 
-Token frames do not pass through the core; only a request's first token and its end do.
+::
+
+    front door ──start, cancel──────────────────┐            ┌─► request_stream ──► front door
+    node_said ──frames──────► frame_intake ─────┤            │
+        ├──────what is held──► takeovers ───────┼► step, obey┼─► node_orders ──► nodes
+        └──────the rest──────► node_events ─────┤            │
+    agreement ──► agreement_desk ───────────────┘            └─► agreement_desk, group_desk
+
+``node_admission`` says which nodes may attach, ``node_book`` what is known of them. Token frames do
+not pass through the core; only a request's first token and its end do.
 """
 
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterable
 
 import structlog
 
-from pdd.cell.operations import MemberJoined, MemberLeft, Operation, Status
-from pdd.cell.state import MEMBERS_MAX, CellState
-from pdd.control.cluster_ports import JoinRefused
-from pdd.control.convert import (
-    frame_from_proto,
-    frame_to_proto,
-    frames_from_columns,
-    identity_from_proto,
-    identity_to_proto,
-    logprobs_to_proto,
-    sampling_to_proto,
-)
+from pdd.control.convert import identity_from_proto
 from pdd.control.node_session import NodeSession
-from pdd.core.frames import Frame
-from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
+from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
 from pdd.core.ports import Adopter, Clock, Sink
 from pdd.core.requests import Ended, GenerateRequest, RequestUsage
-from pdd.daemon.agreed_cordons import AgreedCordons
-from pdd.daemon.agreed_roles import AgreedRoles
-from pdd.daemon.agreement import Agreement, AgreementOfOne, AgreementUnavailable
+from pdd.daemon.agreement import Agreement, AgreementOfOne
+from pdd.daemon.agreement_desk import AgreementDesk
 from pdd.daemon.block_locator import BlockLocator
 from pdd.daemon.directory_feed import DirectoryFeed
+from pdd.daemon.frame_intake import FrameIntake
 from pdd.daemon.group_desk import GroupDesk
+from pdd.daemon.node_admission import NodeAdmission, refuse_intruder
+from pdd.daemon.node_book import NodeBook
+from pdd.daemon.node_events import decode_ready, job_failed, node_joined, node_reported
+from pdd.daemon.node_orders import NodeOrders
 from pdd.daemon.operator_desk import OperatorDesk
-from pdd.daemon.prompt_keys import PromptKeys, prefix_salt
+from pdd.daemon.prompt_keys import PromptKeys
 from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.role_desk import RoleDesk, log_news
 from pdd.daemon.takeovers import Takeovers
-from pdd.daemon.transfer_metrics import known_counters
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import (
@@ -56,37 +55,24 @@ from pdd.scheduler.effects import (
     Submit,
 )
 from pdd.scheduler.events import (
-    DecodeReady,
     Event,
-    FailureKind,
-    FirstTokenSampled,
     HeldSequence,
-    JobFailed,
-    NodeJoined,
     NodeLost,
-    NodeReported,
     RequestArrived,
     RequestCancelled,
-    SequenceFinished,
     SequenceFound,
-    SequenceGrew,
-    SequenceStarted,
     Tick,
 )
-from pdd.scheduler.frames import fault, hands_over, takes_part
 from pdd.scheduler.group_events import LeadershipChanged
 from pdd.scheduler.nodes import not_ready_reason
-from pdd.scheduler.requests import Phase
 from pdd.scheduler.roles.book import RoleNews
 from pdd.scheduler.state import Counts
 from pdd.tls.security import Security
-from pdd.transfer.pairing import pair_faults
 
 log = structlog.get_logger(__name__)
 
 TICK_INTERVAL_S = 0.25
 _OWN_PAUSE_S = 1.0
-_ABSENT_MEMORY_S = 24 * 3600.0
 
 
 class SchedulerDriver:
@@ -110,22 +96,24 @@ class SchedulerDriver:
         """
         self._core = core
         self._clock = clock
-        self._model = model
-        self._tokenizer_digest = tokenizer_digest
         self._sessions: dict[NodeName, NodeSession] = {}
         self._prompt_keys = PromptKeys(model=model)
         self.directory = directory
         directory.on_news(self._step)
-        self._agreement: Agreement = agreement or AgreementOfOne()
-        self._agreed_cordons = AgreedCordons()
-        self._agreed_roles = AgreedRoles()
-        self.operator = OperatorDesk(core=core, clock=clock, agreement=self._agreement)
-        self.role_operator = RoleDesk(core=core, clock=clock, agreement=self._agreement)
-        self._hellos: dict[NodeName, cluster_pb2.Hello] = {}
-        self._transfer_counters: dict[NodeName, dict[str, float]] = {}
-        self._links: dict[NodeName, list[cluster_pb2.PeerLink]] = {}
-        self._block_states: dict[NodeName, cluster_pb2.BlockStates] = {}
-        self._held_counts: dict[NodeName, int] = {}
+        agreement = agreement or AgreementOfOne()
+        self._agreed = AgreementDesk(core=core, agreement=agreement, clock=clock, step=self._step)
+        self.operator = OperatorDesk(core=core, clock=clock, agreement=agreement)
+        self.role_operator = RoleDesk(core=core, clock=clock, agreement=agreement)
+        self._book = NodeBook(
+            core=core, sessions=self._sessions, agreement=agreement, role_desk=self.role_operator
+        )
+        self._admission = NodeAdmission(
+            core=core,
+            agreement=agreement,
+            hellos=self._book.hellos,
+            model=model,
+            tokenizer_digest=tokenizer_digest,
+        )
         self._streams: dict[RequestId, RequestStream] = {}
         self.blocks = BlockLocator(
             core=core,
@@ -140,16 +128,24 @@ class SchedulerDriver:
             recovered=self._step,
             overdue=self._join,
         )
+        self._frames = FrameIntake(
+            core=core, streams=self._streams, takeovers=self._takeovers, step=self._step
+        )
+        self._orders = NodeOrders(
+            core=core,
+            sessions=self._sessions,
+            streams=self._streams,
+            hellos=self._book.hellos,
+            clock=clock,
+        )
         self.life = secrets.token_hex(8)
         """See ``ClusterHandler.life``."""
         self._events: deque[Event] = deque()
         self._stepping = False
         self._crash: BaseException | None = None
         self._crashed = asyncio.Event()
-        self._said: set[asyncio.Task[None]] = set()
-        self._absent_since_s = clock()
         self._group: GroupDesk | None = None
-        self._agreement.follow(self._on_agreed)
+        self._agreed.follow()
 
     def join_group(self, *, name: str, addresses: dict[str, str], security: Security) -> GroupDesk:
         """Before anything is served: several schedulers rule the cluster, and until one is known to
@@ -217,44 +213,22 @@ class SchedulerDriver:
     # --- for the nodes -----------------------------------------------------------------------
 
     async def node_joining(self, hello: cluster_pb2.Hello) -> None:
-        """See ``ClusterHandler.node_joining``. Once in each life: a stream that broke is nothing
-        to agree on."""
-        self._refuse_misfit(hello)
+        """See ``ClusterHandler.node_joining``."""
+        self._admission.refuse_misfit(hello)
         identity = identity_from_proto(hello.identity)
         session = self._sessions.get(identity.name)
         if session is not None:
-            self._refuse_intruder(identity, session.identity)
-        known = self._agreement.state.members.get(identity.name)
-        if known is not None and (known.uuid, known.boot_epoch) == life_of(identity):
-            return
-        status = await self._agreement.say(
-            MemberJoined(
-                node=identity.name,
-                uuid=identity.uuid,
-                boot_epoch=identity.boot_epoch,
-                role=hello.role,
-                address=hello.address,
-                block_count=hello.block_count,
-            )
-        )
-        if status is Status.STALE:
-            latest = self._agreement.state.members.get(identity.name)
-            raise JoinRefused(
-                f"{identity} is a former life: boot {latest.boot_epoch if latest else '?'} of it "
-                "has joined before; if its identity.json was restored from an old copy, remove "
-                "it, and it joins as a new node"
-            )
-        if status is Status.FULL:
-            raise JoinRefused(f"there are {MEMBERS_MAX} nodes, the most; see 'pdd node list'")
+            refuse_intruder(identity, session.identity)
+        await self._admission.agree(hello)
 
     def node_attached(self, session: NodeSession) -> None:
         """See ``ClusterHandler.node_attached``."""
         hello = session.hello
-        self._refuse_misfit(hello)
+        self._admission.refuse_misfit(hello)
         name = session.identity.name
         former = self._sessions.get(name)
         if former is not None:
-            self._refuse_intruder(session.identity, former.identity)
+            refuse_intruder(session.identity, former.identity)
             reason = (
                 "this node has opened another stream"
                 if former.identity == session.identity
@@ -264,10 +238,8 @@ class SchedulerDriver:
             del self._sessions[name]
             self._takeovers.detached(former)
             self._step(NodeLost(identity=former.identity, reason=reason))
-        self._links.pop(name, None)
-        self._block_states.pop(name, None)
         self._sessions[name] = session
-        self._hellos[name] = hello
+        self._book.attached(session)
         self._prompt_keys.fit(block_size_tokens=hello.block_size, fingerprint=hello.fingerprint)
         self.directory.attached(session)
         if hello.holds_requests:
@@ -280,21 +252,7 @@ class SchedulerDriver:
         hello, name = session.hello, session.identity.name
         running = self._takeovers.take(session)
         log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
-        self._step(
-            NodeJoined(
-                identity=session.identity,
-                role=Role(hello.role),
-                address=hello.address,
-                block_count=hello.block_count,
-                block_size=hello.block_size,
-                max_model_len=hello.max_model_len,
-                max_num_seqs=hello.max_num_seqs,
-                block_bytes=hello.block_bytes,
-                is_pinned=hello.role_is_pinned,
-                held=running,
-                forking=_forking(hello.forking),
-            )
-        )
+        self._step(node_joined(session, running))
         self._claim(session, running)
 
     def seek(self, request_id: RequestId, resume_key: bytes) -> bool:
@@ -303,7 +261,7 @@ class SchedulerDriver:
         asked = [
             session
             for name, session in self._sessions.items()
-            if request_id or self._held_counts.get(name)
+            if request_id or self._book.held_counts.get(name)
         ]
         for session in asked:
             session.seek(request_id, resume_key)
@@ -331,59 +289,26 @@ class SchedulerDriver:
 
     def node_said(self, session: NodeSession, message: cluster_pb2.NodeMessage) -> None:
         """See ``ClusterHandler.node_said``."""
-        if self._sessions.get(session.identity.name) is not session:
+        name = session.identity.name
+        if self._sessions.get(name) is not session:
             return  # a former life
         match message.WhichOneof("message"):
             case "tokens":
-                self._on_tokens(session, message.tokens)
+                self._frames.on_tokens(session, message.tokens)
             case "frames":
-                self._on_frames(session, message.frames.frames)
+                self._frames.on_frames(session, message.frames.frames)
             case "status":
-                status = message.status
-                self._transfer_counters[session.identity.name] = known_counters(
-                    status.transfer_counters
-                )
-                self._links[session.identity.name] = [
-                    link for link in status.links if link.peer in self._core.nodes
-                ]
-                self._held_counts[session.identity.name] = status.held_request_count
-                if status.HasField("blocks"):
-                    self._block_states[session.identity.name] = status.blocks
-                self._step(
-                    NodeReported(
-                        node=session.identity.name,
-                        free_block_count=status.free_block_count,
-                        running_sequence_count=status.running_sequence_count,
-                        waiting_sequence_count=status.waiting_sequence_count,
-                        degraded_reason=status.degraded_reason,
-                    )
-                )
+                self._book.reported(name, message.status)
+                self._step(node_reported(name, message.status))
             case "transfer_done":
-                done = message.transfer_done
-                self._step(
-                    DecodeReady(
-                        request_id=RequestId(done.request_id),
-                        generation=done.generation,
-                        transferred_bytes=done.transferred_bytes,
-                        transfer_s=done.transfer_s,
-                    )
-                )
+                self._step(decode_ready(message.transfer_done))
             case "failed":
                 failed = message.failed
                 request_id = RequestId(failed.request_id)
-                if self._takeovers.stopped(request_id, failed.generation, session):
-                    return
-                self._step(
-                    JobFailed(
-                        request_id=request_id,
-                        generation=failed.generation,
-                        node=session.identity.name,
-                        message=failed.message,
-                        kind=_failure_kind(failed.kind),
-                    )
-                )
+                if not self._takeovers.stopped(request_id, failed.generation, session):
+                    self._step(job_failed(name, failed))
             case "blocks_held":
-                self.blocks.answered(session.identity.name, message.blocks_held)
+                self.blocks.answered(name, message.blocks_held)
             case "cache_position" | "cache_delta" | "cache_snapshot":
                 self.directory.said(session, message)
             case "found":
@@ -392,7 +317,7 @@ class SchedulerDriver:
                 if self._takeovers.tell(session, message.held):
                     self._join(session)
             case other:
-                log.warning("node_message_ignored", node=session.identity.name, kind=other)
+                log.warning("node_message_ignored", node=name, kind=other)
 
     def node_detached(self, session: NodeSession, reason: str) -> None:
         """See ``ClusterHandler.node_detached``."""
@@ -407,51 +332,11 @@ class SchedulerDriver:
 
     def list_nodes(self) -> list[cluster_pb2.NodeInfo]:
         """See ``ClusterHandler.list_nodes``."""
-        infos = []
-        for name, node in sorted(self._core.nodes.items()):
-            hello = self._hellos[name]
-            infos.append(
-                cluster_pb2.NodeInfo(
-                    identity=identity_to_proto(node.identity),
-                    role=node.role,
-                    state=node.state,
-                    state_reason=node.state_reason,
-                    address=node.address,
-                    block_count=node.block_count,
-                    free_block_count=node.free_block_count,
-                    running_sequence_count=node.running_sequence_count,
-                    waiting_sequence_count=node.waiting_sequence_count,
-                    pid=hello.pid,
-                    model=hello.model,
-                    links=self._links.get(name, ()) if name in self._sessions else (),
-                    blocks=self._block_states.get(name) if name in self._sessions else None,
-                    duty=self.role_operator.duty(node),
-                )
-            )
-        return infos + self._cordoned_absentees()
-
-    def _cordoned_absentees(self) -> list[cluster_pb2.NodeInfo]:
-        """So that a cordon on a node that does not come back can be seen, and lifted."""
-        agreed = self._agreement.state
-        infos = []
-        for name in agreed.cordons.names():
-            if NodeName(name) in self._core.nodes:
-                continue
-            member = agreed.members.get(name)
-            info = cluster_pb2.NodeInfo(
-                identity=cluster_pb2.NodeIdentity(name=name),
-                state=NodeState.LOST,
-                state_reason="cordoned, and not seen by this scheduler",
-            )
-            if member is not None:
-                info.identity.uuid, info.identity.boot_epoch = member.uuid, member.boot_epoch
-                info.role, info.address = member.role, member.address
-            infos.append(info)
-        return infos
+        return self._book.list_nodes()
 
     def transfer_counters(self) -> dict[NodeName, dict[str, float]]:
         """What each node's transfer engine counted when it last reported, by node."""
-        return self._transfer_counters
+        return self._book.transfer_counters
 
     async def tick(self) -> None:
         """Feed the passing of time to the core, for ever.
@@ -467,40 +352,7 @@ class SchedulerDriver:
                 log.warning("scheduler_was_paused", duration_s=round(late_s, 1))
                 await asyncio.sleep(_OWN_PAUSE_S)
             self._step(Tick())
-            self._forget_absent()
-
-    # --- what schedulers agree on ------------------------------------------------------------
-
-    def _on_agreed(self, state: CellState) -> None:
-        for event in self._agreed_cordons.events(state):
-            self._step(event)
-        for role_event in self._agreed_roles.events(state):
-            self._step(role_event)
-
-    def _say(self, operation: Operation) -> None:
-        """In the background: nobody waits for it, and it is said again if it matters."""
-
-        async def say() -> None:
-            try:
-                await self._agreement.say(operation)
-            except AgreementUnavailable as error:
-                log.info("not_agreed_on", operation=type(operation).__name__, reason=str(error))
-
-        task = asyncio.get_running_loop().create_task(say())
-        self._said.add(task)
-        task.add_done_callback(self._said.discard)
-
-    def _forget_absent(self) -> None:
-        """Members that have not come back since this scheduler started, or since the last look:
-        their boot epochs fence nothing that could still be under way."""
-        if self._clock() - self._absent_since_s < _ABSENT_MEMORY_S:
-            return
-        self._absent_since_s = self._clock()
-        members = self._agreement.state.members
-        for name in members.names():
-            if NodeName(name) not in self._core.nodes:
-                member = members[name]
-                self._say(MemberLeft(node=name, uuid=member.uuid, boot_epoch=member.boot_epoch))
+            self._agreed.forget_absent()
 
     # --- events in, effects out --------------------------------------------------------------
 
@@ -544,15 +396,11 @@ class SchedulerDriver:
             return
         match effect:
             case Submit():
-                self._submit(effect)
+                self._orders.submit(effect)
             case Cancel():
-                session = self._sessions.get(effect.node)
-                if session is not None:
-                    session.cancel(effect.request_id)
+                self._orders.cancel(effect)
             case GiveFirstToken():
-                session = self._sessions.get(effect.node)
-                if session is not None:
-                    self._give_first_token(session, effect)
+                self._orders.give_first_token(effect)
             case Announce():
                 stream = self._streams.get(effect.request_id)
                 if stream is not None:
@@ -580,226 +428,17 @@ class SchedulerDriver:
             case RoleNews():
                 log_news(effect)
                 if (role_set := self.role_operator.agreed_on(effect)) is not None:
-                    self._say(role_set)
+                    self._agreed.say(role_set)
             case ForgetNode():
                 log.info("node_forgotten", node=effect.node)
-                del self._hellos[effect.node]
+                self._book.forget(effect.node)
                 self.directory.forget(effect.node)
-                self._transfer_counters.pop(effect.node, None)
-                self._held_counts.pop(effect.node, None)
-                self._links.pop(effect.node, None)
-                self._block_states.pop(effect.node, None)
                 if (released := self.role_operator.forgotten(effect.node)) is not None:
-                    self._say(released)
+                    self._agreed.say(released)
             case IntroducePeers():
-                session = self._sessions.get(effect.node)
-                if session is not None:
-                    peers = [self._peer(peer.name) for peer in effect.peers]
-                    session.introduce(peers, complete=effect.complete)
+                self._orders.introduce(effect)
             case DismissPeer():
-                session = self._sessions.get(effect.node)
-                if session is not None:
-                    session.dismiss(effect.peer)
-
-    def _give_first_token(self, session: NodeSession, effect: GiveFirstToken) -> None:
-        stream = self._streams.get(effect.request_id)
-        if stream is None:
-            return  # its client left in this very step; the cancellation is on its way as an event
-        first = stream.first_frame
-        session.first_token(
-            effect.request_id,
-            effect.generation,
-            effect.token_ids,
-            has_choices=len(stream.choices) > 1,
-            frame=None if first is None else frame_to_proto(first, generation=effect.generation),
-        )
-
-    def _peer(self, name: NodeName) -> cluster_pb2.PeerNode:
-        """A node as its join told."""
-        hello = self._hellos[name]
-        return cluster_pb2.PeerNode(
-            identity=hello.identity,
-            address=hello.address,
-            ucx_worker_addresses=hello.ucx_worker_addresses,
-            fingerprint=hello.fingerprint,
-        )
-
-    def _submit(self, effect: Submit) -> None:
-        session = self._sessions.get(effect.node)
-        if session is None:
-            return  # its loss is on its way as an event
-        request = effect.request
-        sampling = request.sampling
-        stream = self._streams.get(request.request_id)
-        if stream is None:
-            return  # its client left in this very step; the cancellation is on its way as an event
-        assert effect.kind == "local" or not stream.token_count, "a shown token cannot travel"
-        submit = cluster_pb2.Submit(
-            request_id=request.request_id,
-            generation=effect.generation,
-            kind=effect.kind,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=sampling_to_proto(sampling),
-            cache_salt=prefix_salt(request),
-            priority=request.priority,
-            deadline_s=effect.deadline_s,
-            grammar_kind=sampling.grammar.kind if sampling.grammar else "",
-            grammar_value=sampling.grammar.value if sampling.grammar else "",
-            allowed_token_ids=sampling.allowed_token_ids,
-            resume=request.resume,
-            resume_key=request.resume_key,
-        )
-        if request.choice_count == 1:
-            submit.emitted_token_ids.extend(stream.choices[0].token_ids)
-        else:
-            submit.choices.extend(
-                cluster_pb2.SubmitChoice(
-                    index=index, emitted_token_ids=stream.choices[index].token_ids
-                )
-                for index in effect.choices
-            )
-        if request.resume:
-            self._add_history(submit, stream)
-        if effect.source is not None:
-            source = self._hellos[effect.source]
-            submit.source.identity.CopyFrom(source.identity)
-            submit.source.address = source.address
-            submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
-        session.submit(submit)
-
-    def _add_history(self, submit: cluster_pb2.Submit, stream: RequestStream) -> None:
-        """What a scheduler that takes over cannot ask anybody any more."""
-        if not submit.choices:
-            submit.emitted_logprobs.extend(map(logprobs_to_proto, stream.choices[0].logprobs))
-        request = self._core.requests.get(RequestId(submit.request_id))
-        if request is None:
-            return  # it has ended in this very step
-        now_s = self._clock()
-        submit.arrived_age_s = now_s - request.arrived_s
-        submit.placed_age_s = 0.0 if request.placed_s is None else now_s - request.placed_s
-        if request.first_token_s is not None:
-            submit.first_token_age_s = now_s - request.first_token_s
-
-    def _on_tokens(self, session: NodeSession, columns: cluster_pb2.TokenColumns) -> None:
-        """One engine step of a node. What is done here, every token of the cluster pays for."""
-        node = session.identity.name
-        requests, streams = self._core.requests, self._streams
-        for generation, frame in frames_from_columns(columns):
-            request = requests.get(frame.request_id)
-            stream = streams.get(frame.request_id)
-            if request is None or stream is None or request.generation != generation:
-                if request is None and stream is not None:
-                    self._read_held(frame, generation, session)
-                continue
-            if (
-                request.phase is Phase.DECODING
-                and frame.first_token_index + 1 < request.grows_at_tokens
-                and (request.decode or request.prefill) == node  # ``runs_on``
-            ):  # nearly always: nothing is left to check, and to the core it means nothing
-                try:
-                    stream.show(frame)
-                except ValueError as error:
-                    self._refuse(frame, generation, node, error)
-            else:
-                self._on_frame(frame, generation, session)
-
-    def _on_frames(self, session: NodeSession, messages: Iterable[cluster_pb2.TokenFrame]) -> None:
-        for message in messages:
-            try:
-                frame = frame_from_proto(message)
-            except ValueError as error:  # a newer node's kind of finish: another one may do better
-                self._fail_attempt(
-                    RequestId(message.request_id),
-                    message.generation,
-                    session.identity.name,
-                    f"this scheduler cannot read a frame: {error}",
-                )
-            else:
-                self._on_frame(frame, message.generation, session)
-
-    def _read_held(self, frame: Frame, generation: int, session: NodeSession) -> None:
-        try:
-            self._takeovers.show(frame, generation, session)
-        except ValueError as error:
-            self._refuse(frame, generation, session.identity.name, error)
-
-    def _on_frame(self, frame: Frame, generation: int, session: NodeSession) -> None:
-        """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
-        request = self._core.requests.get(frame.request_id)
-        stream = self._streams.get(frame.request_id)
-        if request is None or stream is None or request.generation != generation:
-            if request is None and stream is not None:
-                self._read_held(frame, generation, session)
-            return
-        node = session.identity.name
-        if not takes_part(request, node):
-            log.debug("frame_ignored", request_id=frame.request_id, node=node)
-            return
-        if (why := fault(frame, request, node)) is not None:
-            self._fail_attempt(frame.request_id, generation, node, why)
-            return
-        try:
-            stream.show(frame)
-        except ValueError as error:
-            self._refuse(frame, generation, node, error)
-            return
-        if request.phase is Phase.FINISHED:
-            return  # its client had no room for it and has cancelled
-        output_token_count = len(stream.choices[frame.choice_index].token_ids)
-        if hands_over(request, node):
-            assert frame.finish is not None, "checked by fault()"
-            if request.request.resume:
-                stream.first_frame = frame
-            self._step(
-                FirstTokenSampled(
-                    request_id=frame.request_id,
-                    generation=generation,
-                    node=node,
-                    token_id=frame.token_ids[0],
-                    finish=frame.finish,
-                    choice_index=frame.choice_index,
-                )
-            )
-            return
-        # The core plans a retry as a resume from here on: exactly when the client has a token.
-        if request.phase is Phase.PREFILLING and output_token_count:
-            self._step(SequenceStarted(request_id=frame.request_id, generation=generation))
-        if frame.finish is None and output_token_count >= request.grows_at_tokens:
-            self._step(
-                SequenceGrew(
-                    request_id=frame.request_id,
-                    generation=generation,
-                    output_token_count=output_token_count,
-                )
-            )
-        if frame.finish is not None:
-            self._step(
-                SequenceFinished(
-                    request_id=frame.request_id,
-                    generation=generation,
-                    node=node,
-                    finish=frame.finish,
-                    output_token_count=output_token_count,
-                    choice_index=frame.choice_index,
-                )
-            )
-
-    def _refuse(self, frame: Frame, generation: int, node: NodeName, error: ValueError) -> None:
-        self._fail_attempt(frame.request_id, generation, node, f"frames do not join: {error}")
-
-    def _fail_attempt(
-        self, request_id: RequestId, generation: int, node: NodeName, why: str
-    ) -> None:
-        log.warning("frame_refused", request_id=request_id, node=node, why=why)
-        self._step(
-            JobFailed(
-                request_id=request_id,
-                generation=generation,
-                node=node,
-                message=why,
-                kind=FailureKind.ENGINE,
-            )
-        )
+                self._orders.dismiss(effect)
 
     def _complete(self, effect: Complete) -> None:
         stream = self._streams.pop(effect.request_id, None)
@@ -836,66 +475,3 @@ class SchedulerDriver:
             del self._sessions[identity.name]
             self.directory.detached(session)
             self._takeovers.detached(session)
-
-    def _refuse_intruder(self, identity: NodeIdentity, present: NodeIdentity) -> None:
-        """A name belongs to the node that is attached, and to its later lives."""
-        if identity.uuid != present.uuid:
-            raise JoinRefused(
-                f"the name {identity.name} is in use by {present}; this is {identity}: give one "
-                "of the two nodes another node.name"
-            )
-        if identity.boot_epoch < present.boot_epoch:
-            raise JoinRefused(f"{identity} is a former life of {present}")
-
-    def _refuse_misfit(self, hello: cluster_pb2.Hello) -> None:
-        """Compare a node with the cluster, key by key."""
-        name = hello.identity.name
-        if hello.role not in (Role.PREFILL, Role.DECODE):
-            raise JoinRefused(f"node {name} has role {hello.role!r}; only nodes attach")
-        for field, least in (("block_size", 1), ("block_count", 2), ("max_num_seqs", 1)):
-            if (value := getattr(hello, field)) < least:
-                raise JoinRefused(f"node {name} has {field} = {value}, the least is {least}")
-        if hello.model != self._model:
-            raise JoinRefused(
-                f"node {name} serves model {hello.model!r}, this cluster {self._model!r}"
-            )
-        tokenizer = hello.fingerprint.get("tokenizer", "")
-        if self._tokenizer_digest and tokenizer != self._tokenizer_digest:
-            raise JoinRefused(
-                f"node {name} has tokenizer = {tokenizer or '-'}, this scheduler has "
-                f"{self._tokenizer_digest}: give both the same model folder"
-            )
-        for other_name, node in sorted(self._core.nodes.items()):
-            if other_name == name or node.state is NodeState.LOST:
-                continue
-            faults = pair_faults(
-                hello.fingerprint,
-                self._hellos[other_name].fingerprint,
-                here=f"at node {name}",
-                peer=f"node {other_name}",
-            )
-            if faults:
-                raise JoinRefused(f"blocks could not be exchanged: {'; '.join(faults)}")
-
-
-def life_of(identity: NodeIdentity) -> tuple[str, int]:
-    """What tells one life of a name from another."""
-    return identity.uuid, identity.boot_epoch
-
-
-def _forking(name: str) -> Forking:
-    """A newer node's way of it is not counted upon."""
-    try:
-        return Forking(name)
-    except ValueError:
-        log.warning("forking_unknown", forking=name)
-        return Forking.NONE
-
-
-def _failure_kind(name: str) -> FailureKind:
-    """A newer node's kind counts as the engine's fault: that request is tried elsewhere."""
-    try:
-        return FailureKind(name)
-    except ValueError:
-        log.warning("failure_kind_unknown", kind=name)
-        return FailureKind.ENGINE

@@ -360,7 +360,7 @@ class TestBrokenStreams:
             cluster.scheduler.core.nodes[NodeName("decode-0")].seen_s -= 600.0
             driver._step(Tick())
             assert [info.identity.name for info in driver.list_nodes()] == ["decode-1"]
-            assert list(driver._hellos) == ["decode-1"]
+            assert list(driver._book.hellos) == ["decode-1"]
 
     async def test_a_silent_node_is_lost_by_the_clock_and_cut_off(self) -> None:
         async with grpc_cluster(node_silence_s=5.0) as cluster:

@@ -82,7 +82,9 @@ async def test_a_stream_is_sought_by_its_id_and_goes_on_where_it_runs() -> None:
 async def test_a_request_that_is_sent_again_is_sought_by_its_key() -> None:
     async with two_schedulers() as (cluster, second, _, run):
         await lost(cluster)
-        await second.scheduler.until(lambda: 1 in second.scheduler.driver._held_counts.values())
+        await second.scheduler.until(
+            lambda: 1 in second.scheduler.driver._book.held_counts.values()
+        )
 
         async def never() -> Job:
             raise AssertionError("it is known")
@@ -133,7 +135,7 @@ async def test_what_a_scheduler_that_is_there_holds_is_not_given_to_another_one(
             await second.resume()
         run.feed(out("c", eos=True))
         await second.scheduler.until(lambda: second.scheduler.states() != {})
-        assert not any(second.scheduler.driver._held_counts.values()), "its end is held for it"
+        assert not any(second.scheduler.driver._book.held_counts.values()), "its end is held for it"
         with pytest.raises(UnknownRequest):
             await second.resume()
 
