@@ -14,9 +14,11 @@ from pdd.core.blocks import BlockCensus
 from pdd.core.identity import NodeIdentity, RequestId, Role
 from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.cache_feed import CacheFeed
+from pdd.daemon.job_keeper import HeldJob
 from pdd.daemon.node_health import NodeHealth
-from pdd.daemon.node_jobs import HeldJob, JobFailure, JobReports, NodeJobs
+from pdd.daemon.node_jobs import NodeJobs
 from pdd.daemon.node_peers import NodePeers
+from pdd.daemon.running_job import JobFailure, JobReports
 from pdd.engine.port import Choice, Engine, EngineInfo, EngineStats, Job, JobFacts
 from pdd.rpc.v1 import cluster_pb2
 

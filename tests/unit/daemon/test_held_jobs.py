@@ -9,7 +9,7 @@ from pdd.connector.params import JobKind
 from pdd.core.frames import FinishReason, Frame, Logprob, TokenLogprobs
 from pdd.core.identity import RequestId
 from pdd.daemon.held_jobs import HeldJobs, HoldLimits
-from pdd.daemon.node_jobs import JobReports
+from pdd.daemon.running_job import JobReports
 from pdd.rpc.v1 import cluster_pb2
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.test_node_jobs import R1, Node, make_job, quiet

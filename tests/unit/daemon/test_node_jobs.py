@@ -14,7 +14,8 @@ from pdd.core.frames import FinishReason, Frame
 from pdd.core.identity import RequestId
 from pdd.core.sampling import Sampling
 from pdd.daemon.held_jobs import HoldLimits
-from pdd.daemon.node_jobs import JobFailure, JobReports, NodeJobs
+from pdd.daemon.node_jobs import NodeJobs
+from pdd.daemon.running_job import JobFailure, JobReports
 from pdd.engine.port import Choice, EngineFailed, Job, JobFacts
 from tests.unit.daemon.fake_engine import EOS, FakeEngine, Run, ids_of, letter_tokenizer, out
 

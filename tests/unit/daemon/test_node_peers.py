@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from pdd.config.sections import Config, NodeSection, TransferSection, TransferTransport
 from pdd.core.identity import NodeName, Role
 from pdd.daemon import node_peers
-from pdd.daemon.node_jobs import JobReports
 from pdd.daemon.node_peers import join_settings
+from pdd.daemon.running_job import JobReports
 from pdd.daemon.scheduler_metrics import ClusterMetrics
 from pdd.rpc.v1 import cluster_pb2
 from pdd.transfer.peer_book import JoinSettings

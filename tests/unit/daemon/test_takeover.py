@@ -18,6 +18,7 @@ from pdd.core.errors import RequestGone
 from pdd.core.frames import FinishReason
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Ended, Path
+from pdd.daemon.held_jobs import HoldLimits
 from pdd.engine.port import JobFacts
 from pdd.gateway.job import Job
 from pdd.gateway.run import RunName
@@ -313,7 +314,7 @@ async def test_a_note_of_another_version_ends_the_request_and_harms_nobody() -> 
 async def test_a_job_stopped_at_its_bound_goes_on_where_it_stopped() -> None:
     async with homes() as (cluster, home):
         decode, run = await decoding(cluster, home)
-        decode.jobs._held._limits = type(decode.jobs._held._limits)(sequence_tokens_max=1)
+        decode.jobs._keeper._held._limits = HoldLimits(sequence_tokens_max=1)
         await cluster.scheduler.stop()
         await heard_nobody(decode)
         run.feed(out("c"), out("d"), out("e"))
