@@ -14,6 +14,7 @@ from typing import Any, cast
 import grpc
 import structlog
 
+from pdd.control.both_ways import first_end
 from pdd.control.cluster_ports import (
     ClusterHandler,
     GroupRefused,
@@ -103,24 +104,16 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
     async def _talk(self, session: NodeSession, context: Any) -> str:
         """Both directions until either ends; why it ended."""
-        closed = asyncio.create_task(session.closed.wait())
-        talk = {
-            asyncio.create_task(self._read(session, context)),
-            asyncio.create_task(self._write(session, context)),
-            asyncio.create_task(session.outbox.wait_overflow()),
-        }
-        try:
-            done, _ = await asyncio.wait({*talk, closed}, return_when=asyncio.FIRST_COMPLETED)
-            reason = session.close_reason or "the node closed its stream"
-            for task in done - {closed}:
-                if (error := task.exception()) is not None:
-                    if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError, OutboxOverflow)):
-                        raise error
-                    reason = f"stream broke: {error}"
-            return reason
-        finally:
-            for task in (*talk, closed):
-                task.cancel()
+        fault = await first_end(
+            session.closed.wait(),
+            self._read(session, context),
+            self._write(session, context),
+            session.outbox.wait_overflow(),
+            faults=(grpc.RpcError, grpc.aio.UsageError, OutboxOverflow),
+        )
+        if fault is not None:
+            return f"stream broke: {fault}"
+        return session.close_reason or "the node closed its stream"
 
     async def ListNodes(
         self, request: cluster_pb2.ListNodesRequest, context: Any

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
+from pdd.control.both_ways import first_end
 from pdd.control.group_convert import GROUP_VERSION
 from pdd.control.leader_server import SILENCE_S, fitting
 from pdd.control.outbox import Outbox, OutboxOverflow
@@ -102,25 +103,16 @@ class LeaderLink:
         return attached, reason
 
     async def _talk(self, call: Any) -> str:
-        talk = {
-            asyncio.create_task(self._read(call)),
-            asyncio.create_task(self._write(call)),
-            asyncio.create_task(self._outbox.wait_overflow()),
-        }
-        try:
-            done, _ = await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if (error := task.exception()) is not None:
-                    if isinstance(error, TimeoutError):
-                        return f"it has been silent for {SILENCE_S:g} s"
-                    known = (OutboxOverflow, asyncio.InvalidStateError, ValueError)
-                    if not isinstance(error, known):
-                        raise error
-                    return str(error)
-            return "the leader closed the stream"
-        finally:
-            for task in talk:
-                task.cancel()
+        """Both directions until either ends; why it ended."""
+        fault = await first_end(
+            self._read(call),
+            self._write(call),
+            self._outbox.wait_overflow(),
+            faults=(OutboxOverflow, asyncio.InvalidStateError, ValueError, TimeoutError),
+        )
+        if isinstance(fault, TimeoutError):
+            return f"it has been silent for {SILENCE_S:g} s"
+        return "the leader closed the stream" if fault is None else str(fault)
 
     async def _read(self, call: Any) -> None:
         while True:

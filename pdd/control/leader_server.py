@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
+from pdd.control.both_ways import first_end
 from pdd.control.group_convert import GROUP_VERSION
 from pdd.control.outbox import Outbox, OutboxOverflow
 from pdd.control.versions import BATCH_BYTES_MAX, accepted_versions
@@ -126,26 +127,18 @@ class DecisionsServicer(decisions_pb2_grpc.DecisionsServicer):
         return items, session
 
     async def _talk(self, session: HolderSession, context: Any) -> str:
-        closed = asyncio.create_task(session.closed.wait())
-        talk = {
-            asyncio.create_task(_beat(session)),
-            asyncio.create_task(self._read(session, context)),
-            asyncio.create_task(self._write(session, context)),
-            asyncio.create_task(session.outbox.wait_overflow()),
-        }
-        try:
-            done, _ = await asyncio.wait({*talk, closed}, return_when=asyncio.FIRST_COMPLETED)
-            reason = session.close_reason or "the scheduler closed its stream"
-            for task in done - {closed}:
-                if (error := task.exception()) is not None:
-                    known = (grpc.RpcError, grpc.aio.UsageError, OutboxOverflow, ValueError)
-                    if not isinstance(error, known):
-                        raise error
-                    reason = f"stream broke: {error}"
-            return reason
-        finally:
-            for task in (*talk, closed):
-                task.cancel()
+        """Both directions until either ends; why it ended."""
+        fault = await first_end(
+            session.closed.wait(),
+            _beat(session),
+            self._read(session, context),
+            self._write(session, context),
+            session.outbox.wait_overflow(),
+            faults=(grpc.RpcError, grpc.aio.UsageError, OutboxOverflow, ValueError),
+        )
+        if fault is not None:
+            return f"stream broke: {fault}"
+        return session.close_reason or "the scheduler closed its stream"
 
     async def _read(self, session: HolderSession, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
+from pdd.control.both_ways import first_end
 from pdd.control.convert import Said, messages_of
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
 from pdd.control.versions import CHANNEL_OPTIONS
@@ -131,22 +132,14 @@ class SchedulerLink:
             return True, False, reason
 
     async def _talk(self, call: Any) -> str:
-        talk = {
-            asyncio.create_task(self._read(call)),
-            asyncio.create_task(self._write(call)),
-            asyncio.create_task(self._outbox.wait_overflow()),
-        }
-        try:
-            done, _ = await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if (error := task.exception()) is not None:
-                    if not isinstance(error, (OutboxOverflow, asyncio.InvalidStateError)):
-                        raise error
-                    return str(error)
-            return "the scheduler closed the stream"
-        finally:
-            for task in talk:
-                task.cancel()
+        """Both directions until either ends; why it ended."""
+        fault = await first_end(
+            self._read(call),
+            self._write(call),
+            self._outbox.wait_overflow(),
+            faults=(OutboxOverflow, asyncio.InvalidStateError),
+        )
+        return "the scheduler closed the stream" if fault is None else str(fault)
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
