@@ -13,6 +13,7 @@ from pdd.daemon.agreement import Agreement, AgreementUnavailable
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.decision_record import CandidateRecord, ChoiceRecord, DecisionRecord
+from pdd.scheduler.nodes import Node
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,7 @@ class OperatorDesk:
             UnknownNode: nobody of that name has joined.
             AgreementUnavailable: the schedulers could not agree in time.
         """
-        self._known(name)
+        known_node(self._core, name)
         before = self._agreement.state.cordons.get(name)
         at_ms = time.time_ns() // 1_000_000
         status = await self._agreement.say(
@@ -52,7 +53,7 @@ class OperatorDesk:
     async def uncordon(self, name: str) -> bool:
         """Give a node back; whether that changed anything. Raises likewise."""
         if name not in self._agreement.state.cordons:
-            self._known(name)
+            known_node(self._core, name)
         status = await self._agreement.say(Uncordoned(node=name))
         if status is Status.APPLIED:
             log.info("node_uncordoned", node=name)
@@ -60,7 +61,7 @@ class OperatorDesk:
 
     def drain_state(self, name: str) -> cluster_pb2.DrainState:
         """How far a node is from holding nothing. Raises UnknownNode."""
-        node = self._core.nodes[self._known(name)]
+        node = known_node(self._core, name)
         cordon = self._core.cordon_of(node.name)
         state = cluster_pb2.DrainState(
             held_request_count=len(node.leases),
@@ -84,12 +85,14 @@ class OperatorDesk:
             for decision in self._core.why(RequestId(request_id), now_s=now_s)
         ]
 
-    def _known(self, name: str) -> NodeName:
-        node = NodeName(name)
-        if node not in self._core.nodes:
-            there = ", ".join(sorted(self._core.nodes)) or "none"
-            raise UnknownNode(f"no node {name!r}; there are {there}")
-        return node
+
+def known_node(core: SchedulerCore, name: str) -> Node:
+    """The member of that name. Raises UnknownNode."""
+    node = core.nodes.get(NodeName(name))
+    if node is None:
+        there = ", ".join(sorted(core.nodes)) or "none"
+        raise UnknownNode(f"no node {name!r}; there are {there}")
+    return node
 
 
 def _decision(decision: DecisionRecord, now_s: float) -> cluster_pb2.Decision:

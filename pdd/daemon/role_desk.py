@@ -7,11 +7,11 @@ import structlog
 from pdd.cell.codec import TEXT_MAX_CHARS
 from pdd.cell.operations import Operation, RoleReleased, RoleSet, Status
 from pdd.cell.state import ROLES_MAX
-from pdd.control.cluster_ports import UnknownNode
 from pdd.control.role_operator import RoleRefused, RoleUnknown
 from pdd.core.identity import NodeName, Role
 from pdd.core.ports import Clock
 from pdd.daemon.agreement import Agreement, AgreementUnavailable
+from pdd.daemon.operator_desk import known_node
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.nodes import Node
@@ -39,12 +39,12 @@ class RoleDesk:
         hand = self._agreement.state.roles.get(name)
         if role == AUTO:
             if hand is None or not hand.is_by_hand:
-                self._known(name)
+                known_node(self._core, name)
                 return False
             await self._say(self._given_back(name))
             log.info("node_role_given_back", node=name)
             return True
-        node = self._core.nodes[self._known(name)]
+        node = known_node(self._core, name)
         if role not in DUTIES:
             raise RoleUnknown(f"role is {role!r}; a node can be prefill, decode or {AUTO}")
         duty = Role(role)
@@ -182,13 +182,6 @@ class RoleDesk:
             ended_from_s=self._clock() - window_s, arrived_from_s=float("-inf")
         )
         return shares.good, shares.late
-
-    def _known(self, name: str) -> NodeName:
-        node = NodeName(name)
-        if node not in self._core.nodes:
-            there = ", ".join(sorted(self._core.nodes)) or "none"
-            raise UnknownNode(f"no node {name!r}; there are {there}")
-        return node
 
 
 def _role_set(name: str, role: Role, *, is_by_hand: bool, message: str) -> RoleSet:
