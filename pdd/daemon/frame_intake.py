@@ -56,8 +56,13 @@ class FrameIntake:
         for generation, frame in frames_from_columns(columns):
             request = requests.get(frame.request_id)
             stream = streams.get(frame.request_id)
-            if request is None or stream is None or request.generation != generation:
-                if request is None and stream is not None:
+            if (
+                request is None
+                or stream is None
+                or request.generation != generation
+                or request.holder
+            ):
+                if stream is not None and (request is None or request.holder):
                     self._read_held(frame, generation, session)
                 continue
             if (
@@ -97,8 +102,8 @@ class FrameIntake:
         """Checked first, shown then, told to the core last: what is shown cannot be taken back."""
         request = self._core.requests.get(frame.request_id)
         stream = self._streams.get(frame.request_id)
-        if request is None or stream is None or request.generation != generation:
-            if request is None and stream is not None:
+        if request is None or stream is None or request.generation != generation or request.holder:
+            if stream is not None and (request is None or request.holder):
                 self._read_held(frame, generation, session)
             return
         node = session.identity.name

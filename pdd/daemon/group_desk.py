@@ -295,7 +295,7 @@ class GroupDesk:
             return False
         request = self._core.requests.get(request_id)
         if request is not None and not request.holder:
-            del self._others[request_id]  # taken over from a scheduler that is gone
+            del self._others[request_id]  # it came to this scheduler meanwhile
             return False
         if isinstance(effect, Submit):
             self._tell_place(request_id, other)
@@ -304,6 +304,11 @@ class GroupDesk:
         elif isinstance(effect, Fail):
             self._send(other.holder, refused_to_proto(request_id, effect.error))
         return True
+
+    def taken_over(self, request_id: RequestId) -> None:
+        """Before the core hears of it: it is held here from now on, also if it ends in that very
+        step."""
+        self._others.pop(request_id, None)
 
     def _tell_place(self, request_id: RequestId, other: _Other) -> None:
         request = self._core.requests.get(request_id)

@@ -58,6 +58,7 @@ from pdd.scheduler.events import (
     Event,
     HeldSequence,
     NodeLost,
+    OutputRecovered,
     RequestArrived,
     RequestCancelled,
     SequenceFound,
@@ -125,7 +126,7 @@ class SchedulerDriver:
         self._takeovers = Takeovers(
             streams=self._streams,
             keys_of=self._prompt_keys.of,
-            recovered=self._step,
+            recovered=self._on_recovered,
             overdue=self._join,
         )
         self._frames = FrameIntake(
@@ -252,6 +253,7 @@ class SchedulerDriver:
         hello, name = session.hello, session.identity.name
         running = self._takeovers.take(session)
         log.info("node_joined", node=name, role=hello.role, boot_epoch=session.identity.boot_epoch)
+        self._note_taken_over(running)
         self._step(node_joined(session, running))
         self._claim(session, running)
 
@@ -270,8 +272,18 @@ class SchedulerDriver:
     def _on_found(self, session: NodeSession, message: cluster_pb2.HeldRequest) -> None:
         held = self._takeovers.found(session, message)
         if held is not None:
+            self._note_taken_over((held,))
             self._step(SequenceFound(node=session.identity.name, held=held))
             self._claim(session, (held,))
+
+    def _on_recovered(self, event: OutputRecovered) -> None:
+        self._note_taken_over((event.held,))
+        self._step(event)
+
+    def _note_taken_over(self, sequences: tuple[HeldSequence, ...]) -> None:
+        if self._group is not None:
+            for held in sequences:
+                self._group.taken_over(held.request.request_id)
 
     def _claim(self, session: NodeSession, running: tuple[HeldSequence, ...]) -> None:
         """What the core has taken over as it runs."""

@@ -64,8 +64,11 @@ def found(state: State, event: SequenceFound, now_s: float) -> list[Effect]:
 def output_recovered(state: State, event: OutputRecovered, now_s: float) -> list[Effect]:
     """All of a sequence that does not run any more was read: it has ended, or it waits."""
     held = event.held
-    if held.request.request_id in state.requests:
+    present = state.requests.get(held.request.request_id)
+    if present is not None and not present.holder:
         return []
+    if present is not None:
+        state.end(present)  # as in ``adopt``
     node = state.nodes.get(event.node)
     role = Role.DECODE if node is None else node.role
     request = _request(state, event.node, role, held, now_s)

@@ -10,11 +10,14 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from pdd.control.group_convert import told_to_proto
+from pdd.control.leader_server import HolderSession
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.core.errors import UnknownRequest
 from pdd.core.identity import RequestId
 from pdd.gateway.job import Job
-from pdd.rpc.v1 import cluster_pb2
+from pdd.rpc.v1 import cluster_pb2, decisions_pb2
+from pdd.tls.security import PLAIN
 from tests.sinks import Collected
 from tests.unit.daemon.fake_engine import Run, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler
@@ -147,3 +150,30 @@ async def test_a_new_life_takes_nothing_that_nobody_asks_it_for() -> None:
         assert not second.scheduler.core.requests
         run.feed(out("c"))
         assert node.jobs.held_count == 1
+
+
+async def test_a_leader_that_was_told_of_it_by_the_lost_scheduler_tells_its_end_all_the_same() -> (
+    None
+):
+    async with two_schedulers() as (cluster, second, _, run):
+        driver = second.scheduler.driver
+        desk = driver.join_group(name="s1", addresses={"s0": "", "s1": ""}, security=PLAIN)
+        desk.leader_is("s1")
+        session = HolderSession("s0")
+        desk.holder_attached(session)
+        request = cluster.scheduler.core.requests[RequestId("r1")]
+        item = told_to_proto(request, output_token_count=2, now_s=driver._clock())
+        desk.holder_said(session, item)
+        desk.holder_said(session, decisions_pb2.HolderItem(all_told=decisions_pb2.AllTold()))
+        assert second.scheduler.core.leads
+        assert second.scheduler.core.requests[RequestId("r1")].holder == "s0"
+        desk.holder_detached(session, "killed")
+        await lost(cluster)
+        run.feed(out("c", eos=True))
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        sink = await second.resume()
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+        second.scheduler.core.check()
+        assert not second.scheduler.core.requests
+        await desk.close()

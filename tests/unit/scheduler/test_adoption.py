@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from pdd.core.errors import RequestFailed
-from pdd.core.frames import EngineFacts, FinishReason
+from pdd.core.frames import EngineFacts, Finish, FinishReason
 from pdd.core.identity import NodeName, RequestId
-from pdd.core.requests import Path
+from pdd.core.requests import Path, Plan
 from pdd.scheduler.effects import Announce, Cancel, Complete, Fail, Submit
 from pdd.scheduler.events import (
     FailureKind,
@@ -19,6 +19,7 @@ from pdd.scheduler.events import (
     SequenceFinished,
     SequenceGrew,
 )
+from pdd.scheduler.group_events import RequestTold
 from pdd.scheduler.requests import Phase
 from tests.builders import Cluster, make_finish, make_joined, make_request
 
@@ -160,3 +161,25 @@ def test_a_node_that_gives_a_request_back_is_not_to_blame() -> None:
     )
     (submit,) = [effect for effect in effects if isinstance(effect, Submit)]
     assert (submit.node, submit.generation) == (D0, 3)
+
+
+@pytest.mark.parametrize("finish", [None, make_finish(FinishReason.LENGTH)])
+def test_a_leader_that_knows_it_as_a_lost_schedulers_ends_it_or_plans_it_all_the_same(
+    finish: Finish | None,
+) -> None:
+    leader = Cluster("prefill-0", joined())
+    told = RequestTold(
+        request=make_request("r1"),
+        holder="s1",
+        phase=Phase.DECODING,
+        plan=Plan(path=Path.LOCAL, prefill_node=None, decode_node=D0, reason="why"),
+        granted_tokens=16,
+        generation=2,
+        output_token_count=5,
+    )
+    leader.step(told)
+    effects = leader.step(recovered(held(), finish=finish))
+    wanted = Submit if finish is None else Complete
+    assert [type(effect) for effect in effects] == [Announce, wanted]
+    assert (R1 in leader.core.nodes[D0].leases) == (finish is None), "a place for it, once"
+    assert all(not request.holder for request in leader.core.requests.values())

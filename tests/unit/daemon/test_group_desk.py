@@ -1,0 +1,79 @@
+"""Whose decision an effect is, when a leader takes over what a lost scheduler had."""
+
+from pdd.control.group_convert import told_to_proto
+from pdd.control.leader_server import HolderSession
+from pdd.core.frames import EngineFacts
+from pdd.core.identity import NodeName, RequestId
+from pdd.core.requests import Path, Plan
+from pdd.daemon.group_desk import GroupDesk
+from pdd.scheduler.effects import Announce, Complete, Effect
+from pdd.scheduler.events import Event, HeldSequence, OutputRecovered
+from pdd.scheduler.requests import Phase, Request
+from pdd.tls.security import PLAIN
+from tests.builders import Cluster, make_finish, make_request
+
+D0 = NodeName("decode-0")
+R1 = RequestId("r1")
+
+
+class Leader:
+    """A core that leads, and its desk."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster("prefill-0", "decode-0")
+        self.own: list[Effect] = []
+        """What the desk left to the streams held here."""
+        self.desk = GroupDesk(
+            name="s0",
+            addresses={"s0": "a", "s1": "b"},
+            core=self.cluster.core,
+            clock=lambda: 0.0,
+            security=PLAIN,
+            step=self.step,
+            output_token_count=lambda _: 0,
+            crashed=lambda error: None,
+        )
+        self.desk.leader_is("s0")
+
+    def step(self, event: Event) -> None:
+        effects = self.cluster.step(event)
+        self.own += [effect for effect in effects if not self.desk.takes(effect)]
+        self.desk.stepped(event, effects)
+
+
+async def test_the_end_of_what_was_taken_over_is_told_here_not_to_the_scheduler_that_is_gone() -> (
+    None
+):
+    leader = Leader()
+    session = HolderSession("s1")
+    leader.desk.holder_attached(session)
+    plan = Plan(path=Path.LOCAL, prefill_node=None, decode_node=D0, reason="why")
+    request = Request(
+        request=make_request("r1"),
+        arrived_s=0.0,
+        plan=plan,
+        decode=D0,
+        phase=Phase.DECODING,
+        first_token_s=0.0,
+        granted_tokens=16,
+    )
+    leader.desk.holder_said(session, told_to_proto(request, output_token_count=5, now_s=0.0))
+    assert leader.cluster.core.requests[R1].holder == "s1"
+    leader.desk.holder_detached(session, "killed")
+    held = HeldSequence(
+        request=request.request,
+        keys=b"",
+        generation=0,
+        output_token_count=16,
+        prefill_node=None,
+        first_facts=EngineFacts(),
+        arrived_age_s=3.0,
+        placed_age_s=3.0,
+        first_token_age_s=2.0,
+        ready_age_s=2.0,
+        ended_age_s=1.0,
+    )
+    leader.desk.taken_over(R1)
+    leader.step(OutputRecovered(node=D0, held=held, finish=make_finish()))
+    assert [type(effect) for effect in leader.own] == [Announce, Complete]
+    assert not leader.cluster.core.requests
