@@ -1,6 +1,13 @@
 """The small interface between the driver and whatever moves the bytes.
 
 One thread calls everything here except ``wake``. Nothing blocks except ``wait``.
+
+There is no NIXL beside UCX. NIXL moves bytes one-sidedly (READ and WRITE into registered regions,
+whose keys open the whole pool) and cannot cancel what is on its way (ai-dynamo/nixl#2067), so that
+it can neither refuse a late write by having no receive posted nor promise that after ``abort`` all
+is final; and it would need a second protocol for descriptors and a second UCX in the process, which
+does not work. On RDMA, a UCX built with verbs gives the same path under this interface (see
+``rdma``).
 """
 
 from typing import Any, Protocol
