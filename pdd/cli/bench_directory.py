@@ -17,6 +17,7 @@ _CHAIN_HIT_BLOCKS = 77  # 60 %
 _COPY_WEIGHTS = {1: 0.6, 2: 0.3, 3: 0.1}  # holders of a chain: 1.5 on average
 _CHAINS_PER_ENTRY = 96
 _LOOKUPS = 3000
+_DECISIONS = 2000
 _CHURN_ENTRIES = 40
 _CHURN_BLOCKS_PER_NODE = 7  # stored, and as many removed: 700,000/s in entries of 20 ms
 _COLUMNS = ("BLOCKS", "NODES", "BYTES/KEY", "LOOKUP p50 us", "p99 us", "EVENTS/S", "LONGEST APPLY")
@@ -39,9 +40,18 @@ def add_to(group: click.Group) -> None:
 @click.option(
     "--nodes", default=1000, show_default=True, type=click.IntRange(8, 4000), help="Nodes."
 )
+@click.option(
+    "--decision-nodes",
+    default=8,
+    show_default=True,
+    type=click.IntRange(2, 1000),
+    help="Nodes among which decisions choose.",
+)
 @click.option("--seed", default=1, show_default=True, help="Of the keys and of who holds them.")
 @output_option
-def directory(blocks: tuple[int, ...], nodes: int, seed: int, output: str) -> None:
+def directory(
+    blocks: tuple[int, ...], nodes: int, decision_nodes: int, seed: int, output: str
+) -> None:
     """Memory and speed of the block directory.
 
     Chains of 128 blocks, each on 1.5 nodes on average, are applied as log entries (decoding
@@ -49,18 +59,24 @@ def directory(blocks: tuple[int, ...], nodes: int, seed: int, output: str) -> No
     entries in which every node stores and removes blocks, as events_per_s. bytes_per_key is what
     the process grew by. Each size runs in a process of its own.
 
-    Costs of routing decisions (decision_us_p50, decision_us_p99, decisions_per_s) are the
-    scheduler's and are not measured here.
+    Then routing decisions on prompts of 2,048 tokens, of which 60 % is held, over --decision-nodes
+    nodes: hashing, look-up, placement and record, in CPU time.
     """
     import multiprocessing
+    from dataclasses import asdict
+
+    from pdd.bench.decisions import measure_decisions
 
     rows = []
     for block_count in blocks or (1_000_000, 3_000_000, 10_000_000):
         say(f"{block_count:,} blocks on {nodes} nodes, seed {seed}")
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             rows.append(pool.apply(measure, (block_count, nodes, seed)))
+    decisions = asdict(
+        measure_decisions(node_count=decision_nodes, decision_count=_DECISIONS, seed=seed)
+    )
     if output == "json":
-        print_json({"rows": rows})
+        print_json({"rows": rows, "decision_nodes": decision_nodes, **decisions})
         return
     print_table(
         _COLUMNS,
@@ -76,6 +92,10 @@ def directory(blocks: tuple[int, ...], nodes: int, seed: int, output: str) -> No
             )
             for row in rows
         ],
+    )
+    say(
+        f"decisions among {decision_nodes} nodes: p50 {decisions['decision_us_p50']:.0f} us, "
+        f"p99 {decisions['decision_us_p99']:.0f} us, {decisions['decisions_per_s']:,}/s on one core"
     )
 
 

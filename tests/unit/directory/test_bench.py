@@ -10,7 +10,11 @@ from pdd.cli.main import main
 def test_the_benchmark_prints_one_row_per_size_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "directory", "--blocks", "10000", "--blocks", "20000", "--nodes", "16"]
     assert main([*arguments, "-o", "json"]) == 0
-    rows = json.loads(capfd.readouterr().out)["rows"]
+    told = json.loads(capfd.readouterr().out)
+    rows = told["rows"]
+    assert told["decision_nodes"] == 8
+    assert 0 < told["decision_us_p50"] <= told["decision_us_p99"]
+    assert told["decisions_per_s"] > 0
     assert [row["nodes"] for row in rows] == [16, 16]
     assert all(row["blocks"] >= size for row, size in zip(rows, (10_000, 20_000), strict=True))
     assert set(rows[0]) == {
