@@ -2,7 +2,7 @@
 
 import click
 
-from pdd.cli import drill_raft
+from pdd.cli import drill_raft, drill_schedulers
 
 
 @click.group()
@@ -11,3 +11,4 @@ def drill() -> None:
 
 
 drill_raft.add_to(drill)
+drill_schedulers.add_to(drill)
