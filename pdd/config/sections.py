@@ -487,6 +487,14 @@ class PathMode(StrEnum):
     LOCAL = "local"
 
 
+class PullMode(StrEnum):
+    """Whether prefill nodes have prefixes from decode nodes."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
 class PathSection(Section):
     """Where a prompt is computed: on a prefill node, or on the decode node itself. Scheduler
     only."""
@@ -501,6 +509,11 @@ class PathSection(Section):
 
     local_stall_s: Seconds = 0.1
     """Longest time for which a local prompt may hold up running output."""
+
+    pull: PullMode = PullMode.AUTO
+    """What the decode node holds of a prompt and the prefill node does not (the answers of a
+    conversation's earlier turns): auto: it goes over first where that is quicker than computing it,
+    by measured speeds; never; always: wherever both nodes can."""
 
 
 class EstimatesSection(Section):

@@ -19,13 +19,26 @@ class JobKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceNode:
-    """Where a decode job's blocks come from."""
+    """Where a job's blocks come from."""
 
     name: str
     uuid: str
     boot_epoch: int
     control_address: str
     ucx_addresses: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """What a prefill job has from the request's decode node before it computes the rest.
+
+    ``token_count``: so many of the prompt's first tokens are there, whole blocks. ``wait_s``: what
+    has not come by then is computed.
+    """
+
+    source: SourceNode
+    token_count: int
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from pdd.core.errors import (
     RequestFailed,
 )
 from pdd.core.identity import NodeName, RequestId
-from pdd.core.requests import GenerateRequest, Path, Plan
+from pdd.core.requests import GenerateRequest, Path, Plan, PlannedPull
 from pdd.rpc.v1 import cluster_pb2, decisions_pb2
 from pdd.scheduler.events import (
     DecodeReady,
@@ -131,6 +131,8 @@ def plan_to_proto(plan: Plan) -> decisions_pb2.PlacePlan:
         prefill=plan.prefill_node or "",
         decode=plan.decode_node or "",
         reason=plan.reason,
+        pull_token_count=plan.pull.token_count if plan.pull else 0,
+        pull_wait_s=plan.pull.wait_s if plan.pull else 0.0,
     )
 
 
@@ -138,11 +140,15 @@ def plan_from_proto(message: decisions_pb2.PlacePlan) -> Plan:
     """See ``Plan``. Raises ValueError for an unknown path, or no node at all."""
     if not message.prefill and not message.decode:
         raise ValueError("a plan without nodes")
+    pull = None
+    if message.pull_token_count:
+        pull = PlannedPull(token_count=message.pull_token_count, wait_s=message.pull_wait_s)
     return Plan(
         path=Path(message.path),
         prefill_node=NodeName(message.prefill) if message.prefill else None,
         decode_node=NodeName(message.decode) if message.decode else None,
         reason=message.reason,
+        pull=pull,
     )
 
 

@@ -47,6 +47,9 @@ class EngineFacts:
     ``forked_prompt_tokens`` of these, the ones that a further choice of the request computed
     though the node held them, because the engine cannot share them;
     ``transferred_bytes`` bytes the receiver verified;
+    ``pulled_tokens`` prompt tokens that a prefill node had from the decode node instead of
+    computing them, ``pulled_bytes`` what came over for it, ``pull_s`` how long that took, whether
+    it succeeded or not;
     the times are this node's own, in seconds.
     """
 
@@ -54,6 +57,9 @@ class EngineFacts:
     computed_prompt_tokens: int = 0
     forked_prompt_tokens: int = 0
     transferred_bytes: int = 0
+    pulled_tokens: int = 0
+    pulled_bytes: int = 0
+    pull_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     transfer_s: float = 0.0

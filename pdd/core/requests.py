@@ -46,16 +46,27 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPull:
+    """A prefill node is to have the prompt's first ``token_count`` tokens, whole blocks, from the
+    decode node, as far as it lacks them; what has not come after ``wait_s`` it computes."""
+
+    token_count: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The scheduler's decision. ``reason`` says why this path, in words for an operator.
 
     ``decode_node`` is None when one token was asked for: the prefill node has it already.
+    ``pull``: only where there are both.
     """
 
     path: Path
     prefill_node: NodeName | None
     decode_node: NodeName | None
     reason: str
+    pull: PlannedPull | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,8 @@ class RequestUsage:
     decode_ms: float
     transferred_bytes: int
     decode_computed_prompt_tokens: int
+    pulled_tokens: int = 0
+    pulled_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ def node_joined(session: NodeSession, running: tuple[HeldSequence, ...]) -> Node
         is_pinned=hello.role_is_pinned,
         held=running,
         forking=_forking(hello.forking),
+        pulls=hello.pulls,
     )
 
 

@@ -72,11 +72,15 @@ class NodeOrders:
             )
         if request.resume:
             self._add_history(submit, stream)
-        if effect.source is not None:
-            source = self._hellos[effect.source]
-            submit.source.identity.CopyFrom(source.identity)
-            submit.source.address = source.address
-            submit.source.ucx_worker_addresses.extend(source.ucx_worker_addresses)
+        if effect.kind == "decode":
+            assert effect.source is not None
+            self._add_source(submit.source, effect.source)
+            submit.lends = effect.pull is not None
+        elif effect.pull is not None:
+            assert effect.source is not None
+            self._add_source(submit.pull.source, effect.source)
+            submit.pull.token_count = effect.pull.token_count
+            submit.pull.wait_s = effect.pull.wait_s
         session.submit(submit)
 
     def give_first_token(self, effect: GiveFirstToken) -> None:
@@ -127,6 +131,13 @@ class NodeOrders:
         submit.placed_age_s = 0.0 if request.placed_s is None else now_s - request.placed_s
         if request.first_token_s is not None:
             submit.first_token_age_s = now_s - request.first_token_s
+
+    def _add_source(self, to: cluster_pb2.PeerNode, name: NodeName) -> None:
+        """Where blocks come from."""
+        hello = self._hellos[name]
+        to.identity.CopyFrom(hello.identity)
+        to.address = hello.address
+        to.ucx_worker_addresses.extend(hello.ucx_worker_addresses)
 
     def _peer(self, name: NodeName) -> cluster_pb2.PeerNode:
         """A node as its join told."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from pdd.connector.params import JobKind, SourceNode
+from pdd.connector.params import JobKind, Pull, SourceNode
 from pdd.control.convert import identity_to_proto, logprobs_from_proto, sampling_from_submit
 from pdd.control.scheduler_client import SchedulerLink
 from pdd.control.versions import HELD_BYTES_MAX, PROTOCOL_VERSION
@@ -93,6 +93,7 @@ class NodeService:
             pid=os.getpid(),
             holds_requests=self._offers_held and self._jobs.held_count > 0,
             forking=self._info.forking,
+            pulls=self._info.pulls,
         )
 
     def scheduler_attached(self, link: SchedulerLink, welcome: cluster_pb2.Welcome) -> None:
@@ -301,22 +302,21 @@ class NodeService:
 
     def _refuse_source(self, job: Job) -> None:
         """Raises ValueError for blocks from a node that this one has refused."""
-        refusal = "" if job.source is None else self._peers.refusal(job.source.uuid)
-        if job.source is not None and refusal:
-            raise ValueError(f"it exchanges nothing with {job.source.name}: {refusal}")
+        source = job.source if job.pull is None else job.pull.source
+        refusal = "" if source is None else self._peers.refusal(source.uuid)
+        if source is not None and refusal:
+            raise ValueError(f"it exchanges nothing with {source.name}: {refusal}")
 
 
 def job_from_submit(submit: cluster_pb2.Submit) -> Job:
     """A scheduler's submit as a job. Raises ValueError for an unknown kind."""
     kind = JobKind(submit.kind)
-    source = None
-    if kind is JobKind.DECODE:
-        source = SourceNode(
-            name=submit.source.identity.name,
-            uuid=submit.source.identity.uuid,
-            boot_epoch=submit.source.identity.boot_epoch,
-            control_address=submit.source.address,
-            ucx_addresses=tuple(submit.source.ucx_worker_addresses),
+    pull = None
+    if kind is JobKind.PREFILL and submit.HasField("pull"):
+        pull = Pull(
+            source=_source(submit.pull.source),
+            token_count=submit.pull.token_count,
+            wait_s=submit.pull.wait_s,
         )
     return Job(
         key=_key(submit.request_id, submit.generation),
@@ -331,7 +331,19 @@ def job_from_submit(submit: cluster_pb2.Submit) -> Job:
         cache_salt=submit.cache_salt,
         priority=submit.priority,
         deadline_s=submit.deadline_s,
-        source=source,
+        source=_source(submit.source) if kind is JobKind.DECODE else None,
+        pull=pull,
+        lends=kind is JobKind.DECODE and submit.lends,
+    )
+
+
+def _source(node: cluster_pb2.PeerNode) -> SourceNode:
+    return SourceNode(
+        name=node.identity.name,
+        uuid=node.identity.uuid,
+        boot_epoch=node.identity.boot_epoch,
+        control_address=node.address,
+        ucx_addresses=tuple(node.ucx_worker_addresses),
     )
 
 

@@ -469,6 +469,8 @@ class SchedulerDriver:
             decode_ms=effect.times.decode_s * 1e3,
             transferred_bytes=effect.transferred_bytes,
             decode_computed_prompt_tokens=effect.decode_computed_prompt_tokens,
+            pulled_tokens=effect.pulled_tokens,
+            pulled_bytes=effect.pulled_bytes,
         )
         stream.end(Ended(finish=effect.finish, usage=usage))
         if effect.prompt_recomputed:

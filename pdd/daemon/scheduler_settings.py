@@ -7,6 +7,7 @@ from pdd.scheduler.settings import (
     PathMode,
     PathSettings,
     PolicySettings,
+    PullMode,
     QueueSettings,
     SchedulerSettings,
 )
@@ -38,6 +39,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
             mode=PathMode(path.mode.value),
             local_prompt_tokens_max=path.local_prompt_tokens,
             local_stall_s=path.local_stall_s,
+            pull=PullMode(path.pull.value),
         ),
         estimates=EstimateSettings(
             prefill_tokens_per_s=estimates.prefill_tokens_per_s,

@@ -49,6 +49,12 @@ _KNOWN = {
     "moving_s": _Known(
         "received_moving_seconds", "Time these took, from their source's answer to the last block"
     ),
+    "pulls_completed": _Known("completed_pulls", "Prefixes that a prefill node has pulled"),
+    "pulls_not_held": _Known(
+        "not_held_pulls", "Prefixes that the decode node held no more when they were asked for"
+    ),
+    "pulls_failed": _Known("failed_pulls", "Prefixes that did not come in time, or not whole"),
+    "pulled_bytes": _Known("pulled_bytes", "KV bytes of pulled prefixes"),
     "thread_cpu_s": _Known("thread_cpu_seconds", "CPU time of the transfer thread"),
     "source_open": _Known("open_sources", "Prefill jobs whose blocks may be fetched", grows=False),
     "target_open": _Known("open_targets", "Decode jobs that wait for blocks", grows=False),

@@ -5,19 +5,20 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdd.connector.params import JobKind, SourceNode
+from pdd.connector.params import JobKind, Pull, SourceNode
 from pdd.core.blocks import BlockCensus
 from pdd.core.frames import FinishReason, TokenLogprobs
 from pdd.core.identity import Forking, NodeIdentity
 from pdd.core.sampling import Sampling
 from pdd.engine.cache_events import CacheListener
 from pdd.transfer.pairing import RankConnection, RankLink
+from pdd.transfer.values import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """Known once an engine is ready. ``block_bytes``: over all layers of all ranks. ``forking``:
-    what several choices of one job share."""
+    what several choices of one job share. ``pulls``: it takes jobs with ``pull`` and ``lends``."""
 
     block_count: int
     block_size: int
@@ -29,6 +30,7 @@ class EngineInfo:
     ucx_addresses: tuple[bytes, ...]
     fingerprint: dict[str, str]
     forking: Forking = Forking.NONE
+    pulls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,10 @@ class Job:
 
     ``choices``: at least one. The prompt is computed, or comes, once for all of them; each goes on
     in blocks of its own, with ``sampling.of_choice(index)``.
+
+    ``pull``: of a prefill job, what it has from its decode node first. ``lends``: of that node's
+    decode job, that what its prefix cache holds of the prompt is on offer to the prefill node, as
+    long as the job waits for its own blocks. What cannot be had is computed: no fault.
     """
 
     key: str
@@ -60,6 +66,8 @@ class Job:
     priority: int
     deadline_s: float
     source: SourceNode | None
+    pull: Pull | None = None
+    lends: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,13 +84,20 @@ class StepOutput:
 
 @dataclass(slots=True)
 class JobFacts:
-    """What engine and receiver counted for one job; see ``core.frames.EngineFacts``."""
+    """What engine and receiver counted for one job; see ``core.frames.EngineFacts``.
+
+    ``pulled_bytes``: verified, whether the pull succeeded or not; ``pulled_tokens``: those of the
+    prompt that need not be computed for it.
+    """
 
     cached_tokens: int = 0
     computed_prompt_tokens: int = 0
     forked_prompt_tokens: int = 0
     transferred_bytes: int = 0
     transfer_s: float = 0.0
+    pulled_tokens: int = 0
+    pulled_bytes: int = 0
+    pull_s: float = 0.0
     started_s: float | None = None
     ready_s: float | None = None
     load_failed_reason: str = ""
@@ -206,6 +221,16 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """End every process of the engine. Idempotent; at most about 6 s."""
         ...
+
+
+def pull_counter(failed_reason: str) -> str:
+    """The engine's counter (``Engine.counters``) for a pull that ended so; empty: it succeeded.
+
+    A lender that holds less than was believed refuses (``out_of_range``): no fault of anybody.
+    """
+    if not failed_reason:
+        return "pulls_completed"
+    return "pulls_not_held" if failed_reason == Reason.OUT_OF_RANGE else "pulls_failed"
 
 
 class EngineFailed(Exception):

@@ -126,6 +126,8 @@ def end_fields(ended: Ended) -> dict[str, Any]:
             "decode_ms": usage.decode_ms,
             "transferred_bytes": usage.transferred_bytes,
             "decode_computed_prompt_tokens": usage.decode_computed_prompt_tokens,
+            "pulled_tokens": usage.pulled_tokens,
+            "pulled_bytes": usage.pulled_bytes,
         },
     }
 

@@ -41,6 +41,8 @@ def _costs(usage: RequestUsage) -> dict[str, object]:
         "decode_ms": round(usage.decode_ms, 3),
         "transferred_bytes": usage.transferred_bytes,
         "decode_computed_prompt_tokens": usage.decode_computed_prompt_tokens,
+        "pulled_tokens": usage.pulled_tokens,
+        "pulled_bytes": usage.pulled_bytes,
     }
 
 

@@ -34,6 +34,28 @@ more than any node can run       400 naming ``n``, before anything is started
 an older node                    does not say that it forks, and is given single choices only
 ===============================  =================================================================
 
+A prefix that the prefill node pulls
+------------------------------------
+The decode node of a conversation holds what a prefill node does not: the answers of earlier turns.
+Where they come sooner than they are computed (``policy.pull``), the plan says so to both. ::
+
+    prefill job: reserves blocks ──ticket──► decode job of the same request: has its own cached
+         ◄───── the prefix it lacks ────────   prefix reserved anyway, and lends it
+    computes the rest
+         ───── blocks the other lacks ──────► as always
+
+    what happens                       what is done
+    the decode node evicted it         its job lends what is left; a ticket for more is refused at
+                                       once; computed, counted (``not_held_pulls``), no fault
+    it does not come within            the ticket is cancelled, its blocks stay quarantined until
+    ``wait_s``, or comes damaged       nothing can write to them; computed (``failed_pulls``)
+    the decode job has not begun yet   the ticket is kept for it, at most for ``wait_s``
+    prefill job cancelled meanwhile    its blocks come back when the transfer is quiet
+    decode job cancelled meanwhile     the lent blocks stay quarantined until nothing reads them
+    nobody asks for the loan           it ends when the decode job's own blocks are there
+    either node is lost                as without a pull: the request is placed anew
+    it was slow                        counts against the link: the next one is computed sooner
+
 Every attempt has a generation; what an older generation's node still says is ignored. Load is
 derived from leases that live requests hold, never from counters that could leak.
 

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from pdd.core.errors import InvalidRequest, PddError, RequestFailed
-from pdd.core.frames import FinishReason
+from pdd.core.frames import EngineFacts, FinishReason
 from pdd.core.identity import NodeName
 from pdd.core.requests import Path, Plan
 from pdd.scheduler.effects import Announce, Cancel, Effect, GiveFirstToken, Submit
@@ -45,6 +45,7 @@ def start(state: State, request: Request, question: Question, placement: Placeme
         prefill_node=request.prefill,
         decode_node=request.decode,
         reason=placement.reason,
+        pull=placement.pull,
     )
     effects: list[Effect] = []
     if not request.announced:
@@ -52,45 +53,57 @@ def start(state: State, request: Request, question: Question, placement: Placeme
         effects.append(Announce(request_id=request.request.request_id, plan=request.plan))
     if placement.decode is not None:
         computes = placement.path is Path.LOCAL
-        _lease(state, request, question, placement.decode, computes=computes)
+        tokens = placement.decode.remainder_tokens if computes else 0
+        _lease(state, request, question, placement.decode, computed_tokens=tokens)
         node = placement.decode.node
         if not computes:
             size_bytes = node.blocks_for(placement.decode.remainder_tokens) * node.block_bytes
             node.expect(request.id, size_bytes=size_bytes)
         effects.append(submit(request, node, "local" if computes else "decode", now_s))
     if placement.prefill is not None:
-        _lease(state, request, question, placement.prefill, computes=True)
+        tokens = placement.prefill.remainder_tokens - placement.pulled_tokens
+        _lease(state, request, question, placement.prefill, computed_tokens=tokens)
         kind = "prefill" if placement.decode is not None else "local"
         effects.append(submit(request, placement.prefill.node, kind, now_s))
     return effects
 
 
 def _lease(
-    state: State, request: Request, question: Question, candidate: Candidate, *, computes: bool
+    state: State,
+    request: Request,
+    question: Question,
+    candidate: Candidate,
+    *,
+    computed_tokens: int,
 ) -> None:
+    """``computed_tokens``: of the prompt, on this node; 0 where another one computes it."""
     candidate.node.lease(
         request.id,
         blocks=candidate.blocks,
         claim=candidate.claim,
         sequence_count=question.choice_count,
-        queued_tokens=candidate.remainder_tokens if computes else 0,
+        queued_tokens=computed_tokens,
         is_long=question.is_long or is_large(candidate, state.settings.policy),
         now_s=question.now_s,
     )
-    if computes:
+    if computed_tokens:
         request.cached_guess = (candidate.name, candidate.cached_tokens)
 
 
 def submit(request: Request, node: Node, kind: str, now_s: float) -> Submit:
     """A job of its present attempt."""
+    assert request.plan is not None
+    pull = None if kind == "local" else request.plan.pull
+    source = request.prefill if kind == "decode" else None
     return Submit(
         node=node.name,
         request=request.request,
         generation=request.generation,
         kind=kind,
-        source=request.prefill if kind == "decode" else None,
+        source=request.decode if kind == "prefill" and pull is not None else source,
         deadline_s=max(request.deadline_s - now_s, 0.1),
         choices=request.open_choices,
+        pull=pull,
     )
 
 
@@ -107,9 +120,7 @@ def first_token(state: State, event: FirstTokenSampled, now_s: float) -> list[Ef
         request.first_token_s = now_s
         request.first_token_generation = event.generation
     request.prefill_facts = event.finish.facts
-    _prompt_computed(
-        state, request, event.node, now_s, computed_tokens=event.finish.facts.computed_prompt_tokens
-    )
+    _prompt_computed(state, request, event.node, now_s, facts=event.finish.facts)
     if event.finish.reason is FinishReason.HANDOVER:
         request.first_tokens[choice] = event.token_id
     else:
@@ -169,18 +180,28 @@ def started(state: State, event: SequenceStarted, now_s: float) -> list[Effect]:
     request.ready_s = now_s
     runs_on = request.runs_on()
     assert runs_on is not None
-    _prompt_computed(state, request, runs_on, now_s)
+    _prompt_computed(state, request, runs_on, now_s, facts=EngineFacts())
     return []
 
 
 def _prompt_computed(
-    state: State, request: Request, name: NodeName, now_s: float, *, computed_tokens: int = 0
+    state: State, request: Request, name: NodeName, now_s: float, *, facts: EngineFacts
 ) -> None:
-    """Learn how fast the node is from what it did since the prompt before."""
+    """Learn how fast the node is from what it did since the prompt before, and how fast a prefix
+    came that it pulled for it."""
     node = state.nodes[name]
-    tokens = computed_tokens or node.queued_tokens.get(request.id, 0)
+    tokens = facts.computed_prompt_tokens or node.queued_tokens.get(request.id, 0)
     worked_s = node.computed(request.id, now_s=now_s)
-    if worked_s is not None:
+    if facts.pull_s > 0.0 and request.decode is not None:
+        state.estimates.observe_pull(
+            request.decode,
+            name,
+            size_bytes=facts.pulled_bytes,
+            pull_s=facts.pull_s,
+            is_complete=facts.pulled_tokens > 0,
+            now_s=now_s,
+        )
+    elif worked_s is not None:  # some of a pulled one's time was spent waiting
         state.estimates.observe_prefill(name, tokens, worked_s, now_s=now_s)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdd.core.errors import PddError
 from pdd.core.frames import Finish
 from pdd.core.identity import NodeIdentity, NodeName, RequestId
-from pdd.core.requests import GenerateRequest, Plan
+from pdd.core.requests import GenerateRequest, Plan, PlannedPull
 from pdd.scheduler.roles.book import RoleNews
 
 
@@ -19,7 +19,8 @@ class Submit:
     """Start a job for ``choices``, those of the request that have not ended. ``kind`` as in
     ``Submit.kind`` of cluster.proto.
 
-    ``source``: for a decode job, the node whose blocks it waits for. ``deadline_s``: time left.
+    ``source``: for a decode job, the node whose blocks it waits for; for a prefill job with
+    ``pull``, the decode node, which is told by the same field to lend. ``deadline_s``: time left.
     The driver adds the output tokens that the client has already.
     """
 
@@ -30,6 +31,7 @@ class Submit:
     source: NodeName | None
     deadline_s: float
     choices: tuple[int, ...] = (0,)
+    pull: PlannedPull | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class Complete:
     cached_tokens: int
     transferred_bytes: int
     decode_computed_prompt_tokens: int
+    pulled_tokens: int = 0
+    pulled_bytes: int = 0
     prompt_recomputed: bool = False
 
 

@@ -44,11 +44,16 @@ def complete(
         finish=finish,
         times=_stage_times(request, finish, now_s),
         # A resumed job's prompt holds the emitted tokens too.
-        cached_tokens=min(prompt_facts.cached_tokens, len(request.request.prompt_token_ids)),
+        cached_tokens=min(
+            prompt_facts.cached_tokens + prompt_facts.pulled_tokens,
+            len(request.request.prompt_token_ids),
+        ),
         transferred_bytes=finish.facts.transferred_bytes if on_decode_node else 0,
         decode_computed_prompt_tokens=(
             finish.facts.computed_prompt_tokens if on_decode_node else 0
         ),
+        pulled_tokens=prompt_facts.pulled_tokens,
+        pulled_bytes=prompt_facts.pulled_bytes,
         prompt_recomputed=recomputed,
     )
     # The node that finished has forgotten the request; the other one may still hold blocks.

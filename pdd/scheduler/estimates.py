@@ -137,7 +137,7 @@ class Estimates:
         self._any_decode.observe(tokens, seconds, now_s=now_s)
 
     def link(self, source: NodeName, target: NodeName) -> Rate:
-        """Bytes of KV blocks per second from a prefill to a decode node."""
+        """Bytes of KV blocks per second from one node to another."""
         self.handover(source, target)  # so that ``forget`` finds both by the same keys
         return _rate(self._links, (source, target), self._any_link)
 
@@ -177,6 +177,33 @@ class Estimates:
         if waited_s > 0.5 * transfer_s or size_bytes / transfer_s > link.per_s:
             link.observe(size_bytes, transfer_s, now_s=now_s)
             self._any_link.observe(size_bytes, transfer_s, now_s=now_s)
+
+    def pull_s(self, source: NodeName, target: NodeName, *, size_bytes: int, now_s: float) -> float:
+        """Seconds in which a prefill node (``target``) would have a prefix from a decode node: what
+        a hand-over between the two takes, which is mostly round trips, and the link's time.
+
+        What was measured long ago is not held against the link, or it would never be tried again.
+        """
+        link = self.link(source, target)
+        per_s = link.per_s
+        if link.updated_s is None or now_s - link.updated_s > _KNOWN_FOR_S:
+            per_s = max(per_s, self._any_link.per_s)
+        return max(self.handover(target, source).mean, 0.0) + size_bytes / per_s
+
+    def observe_pull(
+        self,
+        source: NodeName,
+        target: NodeName,
+        *,
+        size_bytes: int,
+        pull_s: float,
+        is_complete: bool,
+        now_s: float,
+    ) -> None:
+        """A prefix has come, or not: then its time was lost, which counts against the link. One
+        that was held no more is told at once, and costs next to nothing."""
+        if size_bytes >= _LINK_SAMPLE_BYTES_MIN or not is_complete:
+            self.link(source, target).observe(size_bytes, pull_s, now_s=now_s)
 
     def wants_probe(self, source: NodeName, target: NodeName, *, now_s: float) -> bool:
         """Whether a hand-over is worth a try only to know what it costs."""

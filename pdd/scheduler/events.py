@@ -36,7 +36,7 @@ class NodeJoined:
 
     ``role``: as its configuration names it; ``is_pinned``: and no other. ``block_size`` in tokens,
     ``block_bytes`` over all layers and ranks, 0 where it is not known. ``forking``: what several
-    choices of one prompt share there.
+    choices of one prompt share there. ``pulls``: it can pull a prefix, and lend one.
     ``held``: sequences that run there and belong to nobody; they are taken over.
     """
 
@@ -51,6 +51,7 @@ class NodeJoined:
     is_pinned: bool = False
     held: tuple[HeldSequence, ...] = ()
     forking: Forking = Forking.NONE
+    pulls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

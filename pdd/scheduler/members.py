@@ -34,6 +34,7 @@ def node_joined(state: State, event: NodeJoined, now_s: float) -> list[Effect]:
         max_num_seqs=event.max_num_seqs,
         block_bytes=event.block_bytes,
         forking=event.forking,
+        pulls=event.pulls,
         seen_s=now_s,
         free_block_count=event.block_count - 1,
     )

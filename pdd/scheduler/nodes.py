@@ -20,6 +20,7 @@ class Node:
     ``inbound_bytes``: KV bytes on their way here. ``block_bytes`` is 0 where it is not known.
     ``role``: its present duty, ``home_role``: the one that its configuration names (``is_pinned``:
     and no other), ``next_role``: the one that it changes to when it holds nothing any more.
+    ``pulls``: it can pull a prefix from a peer, and lend it one.
     ``cache_generation`` counts how often the node said that its prefix cache is empty.
     """
 
@@ -36,6 +37,7 @@ class Node:
     next_role: Role | None = None
     is_pinned: bool = False
     forking: Forking = Forking.NONE
+    pulls: bool = False
     state: NodeState = NodeState.READY
     state_reason: str = ""
     free_block_count: int = 0

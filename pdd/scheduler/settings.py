@@ -15,6 +15,14 @@ class PathMode(StrEnum):
     LOCAL = "local"  # never; decode nodes compute their prompts
 
 
+class PullMode(StrEnum):
+    """Whether a prefill node has the prefix that it lacks from the decode node that holds it."""
+
+    AUTO = "auto"  # where that is expected to be quicker than computing it
+    NEVER = "never"
+    ALWAYS = "always"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
     """Which parts make up the policy, and their thresholds.
@@ -66,11 +74,13 @@ class PathSettings:
 
     ``local_prompt_tokens_max``: prompts whose uncached remainder is at most so long stay local.
     ``local_stall_s``: longest that a local prompt may hold up the node's running streams.
+    ``pull``: see ``policy.pull``.
     """
 
     mode: PathMode = PathMode.AUTO
     local_prompt_tokens_max: int = 0
     local_stall_s: float = 0.1
+    pull: PullMode = PullMode.AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdd.connector.params import JobKind
+from pdd.connector.params import JobKind, Pull
 from pdd.engine.cache_events import CacheCleared, CacheRemoved, CacheStored
 from pdd.engine.port import Choice
 from pdd.engine.synthetic.batch import Batch
 from pdd.engine.synthetic.ledger import BlockLedger
 from pdd.engine.synthetic.sequence import Sequence, SequencePhase
-from tests.unit.engine.synthetic_jobs import make_job
+from tests.unit.engine.synthetic_jobs import SOURCE, make_job
 
 BLOCK_COUNT, BLOCK_SIZE, BUDGET = 24, 4, 20
 
@@ -45,11 +45,33 @@ class BatchMachine(RuleBasedStateMachine):
         kind=st.sampled_from(list(JobKind)),
         salt=st.sampled_from(["", "tenant"]),
         priority=st.integers(-1, 1),
+        pulled=st.integers(0, 48),
+        lends=st.booleans(),
     )
-    def add(self, length: int, same: int, kind: JobKind, salt: str, priority: int) -> None:
+    def add(
+        self,
+        length: int,
+        same: int,
+        kind: JobKind,
+        salt: str,
+        priority: int,
+        pulled: int,
+        lends: bool,
+    ) -> None:
         prompt = [same * 1000 + index for index in range(length)]
         key = f"r{self.arrivals}/0"
-        job = make_job(prompt, key=key, kind=kind, cache_salt=salt, priority=priority)
+        pull = None
+        if kind is JobKind.PREFILL and pulled:
+            pull = Pull(source=SOURCE, token_count=pulled, wait_s=1.0)
+        job = make_job(
+            prompt,
+            key=key,
+            kind=kind,
+            cache_salt=salt,
+            priority=priority,
+            pull=pull,
+            lends=lends and kind is JobKind.DECODE,
+        )
         one = Sequence(job=job, arrival=self.arrivals, tokens=prompt)
         self.arrivals += 1
         if kind is JobKind.PREFILL:
@@ -125,9 +147,9 @@ class BatchMachine(RuleBasedStateMachine):
     def load(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.loading)))
         one = self.loading.pop(key)
-        if one.choice is not None:
+        if one.job.kind is JobKind.DECODE and one.choice is not None:
             one.tokens.append(9)
-        last = -(-one.given_count // BLOCK_SIZE) - 1
+        last = len(one.blocks) - 1
         bad = data.draw(st.none() | st.integers(one.loads_from_index, last))
         self.batch.loaded(one, first_bad_index=bad)
         if one.is_complete_trunk:
@@ -154,13 +176,19 @@ class BatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cancelled_loads)
     @rule()
     def cancelled_load_is_quiet(self) -> None:
-        self.batch.transfer_quiet(self.cancelled_loads.pop())
+        self.end_cancelled_load()
+
+    def end_cancelled_load(self) -> None:
+        key = self.cancelled_loads.pop()
+        if key not in self.sending:
+            self.batch.transfer_quiet(key)
 
     def release_source(self, key: str) -> None:
         one = self.sending.pop(key)
         self.ending.discard(key)
         one.source_open = False
-        self.batch.transfer_quiet(key)
+        if key not in self.loading and key not in self.cancelled_loads:
+            self.batch.transfer_quiet(key)
 
     @invariant()
     def a_listener_knows_what_is_cached(self) -> None:
@@ -195,10 +223,10 @@ class BatchMachine(RuleBasedStateMachine):
             for key in list(self.sending):
                 self.release_source(key)
             while self.cancelled_loads:
-                self.batch.transfer_quiet(self.cancelled_loads.pop())
+                self.end_cancelled_load()
             for key in list(self.loading):
                 one = self.loading.pop(key)
-                if one.choice is not None:
+                if one.job.kind is JobKind.DECODE and one.choice is not None:
                     one.tokens.append(9)
                 self.batch.loaded(one, first_bad_index=None)
                 if one.is_complete_trunk:

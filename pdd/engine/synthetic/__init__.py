@@ -3,7 +3,7 @@
 ::
 
     engine     the driver: asyncio loop, step times, faults
-    transfers  one fate per job from the transfers of all ranks
+    transfers  one fate per job from the transfers of all ranks; prefixes that are pulled and lent
     batch      which sequences compute what in a step; admission, preemption      (pure)
     ledger     who holds which block; prefix cache; counts of block states        (pure)
     kv_rows    the bytes that a position writes, and what all bytes of a sequence say

@@ -201,10 +201,13 @@ class Batch:
         while self._waiting:
             head = self._waiting[0]
             if head.must_reserve:
-                if not self._reserve(head):
-                    return
-                plan.reserved.append(head)
-                continue
+                cached = self._cached_prefix(head)
+                if self._load_end_index(head) > len(cached):
+                    if not self._reserve(head, cached):
+                        return
+                    plan.reserved.append(head)
+                    continue
+                head.reserved_before = True  # what it was to pull has come here meanwhile
             if len(self._running) >= self._running_max:
                 return
             if budget < 1 or (prompt_count and (prompt_count + 1) * SHARE_TOKENS_MIN > budget):
@@ -221,11 +224,11 @@ class Batch:
             plan.started.append(head)
             prompt_count += 1
 
-    def _reserve(self, sequence: Sequence) -> bool:
-        """Hold blocks for a decode job's whole prompt; a peer fills those that are not cached."""
-        cached = self._cached_prefix(sequence)
+    def _reserve(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Hold blocks for a decode job's whole prompt, or for the prefix that a prefill job pulls;
+        a peer fills those that are not ``cached``."""
         self.ledger.hold(cached, Hold.ACTIVE)
-        count = -(-len(sequence.tokens) // self._block_size) - len(cached)
+        count = self._load_end_index(sequence) - len(cached)
         taken = self.ledger.take(count, Hold.LEASED)
         if taken is None:
             self.ledger.release(reversed(cached), Hold.ACTIVE)
@@ -289,7 +292,8 @@ class Batch:
             self._cache_events.append(CacheRemoved(hashes=tuple(evicted)))
 
     def loaded(self, sequence: Sequence, *, first_bad_index: int | None) -> None:
-        """A decode job's transfer has ended and its first token is among the tokens.
+        """A decode job's transfer has ended and its first token is among the tokens; or a prefill
+        job's pull has ended.
 
         ``first_bad_index``: the first prompt block that did not arrive; it and all after it are
         computed here.
@@ -297,7 +301,7 @@ class Batch:
         assert sequence.phase is SequencePhase.LOADING
         del self._loading[sequence.key]
         self.ledger.change(sequence.blocks[sequence.loads_from_index :], Hold.LEASED, Hold.ACTIVE)
-        computed = sequence.given_count
+        computed = min(sequence.given_count, len(sequence.blocks) * self._block_size)
         if first_bad_index is not None:
             computed = min(computed, first_bad_index * self._block_size)
         sequence.computed = sequence.loads_from_index * self._block_size
@@ -351,11 +355,13 @@ class Batch:
                 self._waiting.remove(sequence)
             case SequencePhase.LOADING:
                 del self._loading[sequence.key]
-                cached = sequence.blocks[: sequence.loads_from_index]
+                lent = sequence.blocks[: sequence.lent_block_count]
+                cached = sequence.blocks[len(lent) : sequence.loads_from_index]
                 leased = sequence.blocks[sequence.loads_from_index :]
                 self.ledger.release(reversed(cached), Hold.ACTIVE)
+                self.ledger.change(lent, Hold.ACTIVE, after)
                 self.ledger.change(leased, Hold.LEASED, after)
-                self._parted[sequence.key] = _Parted(blocks=leased, hold=after)
+                self._parted[sequence.key] = _Parted(blocks=lent + leased, hold=after)
                 sequence.blocks = []
             case SequencePhase.LOADED:
                 self._loaded.remove(sequence)
@@ -363,7 +369,7 @@ class Batch:
                 self._running.remove(sequence)
             case SequencePhase.ENDED:
                 return
-        if sequence.source_open:
+        if sequence.source_open and sequence.blocks:
             self._part(sequence, after)
         else:
             self._give_back(sequence)
@@ -417,6 +423,13 @@ class Batch:
         self.ledger.change(sequence.blocks, Hold.ACTIVE, hold)
         self._parted[sequence.key] = _Parted(blocks=sequence.blocks, hold=hold)
         sequence.blocks = []
+
+    def _load_end_index(self, sequence: Sequence) -> int:
+        """After the last block that a peer fills. The last token is always computed here, but for a
+        decode job, which has it from its peer."""
+        if sequence.job.kind is JobKind.DECODE:
+            return -(-sequence.loads_tokens // self._block_size)
+        return min(sequence.loads_tokens, len(sequence.tokens) - 1) // self._block_size
 
     def _give_back(self, sequence: Sequence) -> None:
         self.ledger.release(reversed(sequence.blocks), Hold.ACTIVE)

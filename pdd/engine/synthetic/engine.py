@@ -17,6 +17,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -39,6 +40,7 @@ from pdd.engine.port import (
     JobFacts,
     PeerControl,
     StepOutput,
+    pull_counter,
 )
 from pdd.engine.synthetic.batch import Batch, Chunk, StepPlan, sends_blocks
 from pdd.engine.synthetic.choice import Choice, Vocabulary, choose, ranked
@@ -49,7 +51,7 @@ from pdd.engine.synthetic.rules import check_job, finish_of
 from pdd.engine.synthetic.sequence import Reader, Sequence, SequencePhase
 from pdd.engine.synthetic.settings import SyntheticSettings
 from pdd.engine.synthetic.step_log import StepLog
-from pdd.engine.synthetic.transfers import SequenceTransfers
+from pdd.engine.synthetic.transfers import SequenceTransfers, Target
 from pdd.timing.roofline import work_of
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.pairing import RankConnection, RankLink
@@ -165,6 +167,7 @@ class SyntheticEngine:
                 "kv_reshard": "yes",
             },
             forking=Forking.SHARED,
+            pulls=True,
         )
 
     async def wait_failed(self) -> str:
@@ -186,6 +189,9 @@ class SyntheticEngine:
 
     async def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
         """See ``Engine.run``."""
+        if job.pull is not None and not self.transfers.reaches(job.pull.source):
+            self._counts[pull_counter("unreachable")] += 1
+            job = replace(job, pull=None)
         check_job(
             job,
             words=self._words,
@@ -355,6 +361,9 @@ class SyntheticEngine:
 
     def _take_loaded(self) -> None:
         for target in self.transfers.take_loaded():
+            if target.sequence.job.kind is JobKind.PREFILL:
+                self._note_pulled(target)
+                continue
             facts = target.sequence.facts
             facts.transferred_bytes = target.transferred_bytes
             facts.ready_s = self._clock()
@@ -369,11 +378,22 @@ class SyntheticEngine:
             if self._notify_ready is not None:
                 self._notify_ready(target.sequence.key, facts)
 
+    def _note_pulled(self, target: Target) -> None:
+        """A pull is over; what did not come is computed like the rest."""
+        sequence, facts = target.sequence, target.sequence.facts
+        facts.pulled_tokens = sequence.computed - facts.cached_tokens
+        facts.pulled_bytes = target.transferred_bytes
+        facts.pull_s = self._clock() - sequence.loading_since_s
+        self._counts[pull_counter(target.failed_reason)] += 1
+        self._counts["pulled_bytes"] += facts.pulled_bytes
+        self.transfers.offer(sequence)
+
     def _obey(self, plan: StepPlan) -> None:
         for sequence in plan.aborted:
             self.transfers.abort_source(sequence.key, "prefill was preempted")
         for sequence in plan.reserved:
             self._note_start(sequence)
+            sequence.loading_since_s = self._clock()
             self.transfers.open_target(sequence)
             self._pass(CrashPoint.TARGET_OPENED)
         for sequence in plan.started:

@@ -7,6 +7,8 @@
     DECODE            WAITING --> LOADING --> LOADED -----> RUNNING --> ENDED
                          (blocks reserved)  (blocks and first token are here)
                          ^------------- preempted ------------'
+    PREFILL that      WAITING --> LOADING --> LOADED -----> RUNNING --> ENDED
+    pulls a prefix       (blocks reserved)  (the prefix is here, or will not come)
 
 A job of several choices begins as one sequence without a choice, its *trunk*: the prompt. When that
 is computed, or has come, the trunk forks: each choice that goes on becomes a sequence of its own,
@@ -81,9 +83,10 @@ class Sequence:
     # a prefill job's transfer, as long as this sequence's blocks feed it
     source_open: bool = False
     sent_block_count: int = 0
-    # a decode job's transfer
+    # the transfer of a decode job, or of a prefill job's prefix
     reserved_before: bool = False
     loads_from_index: int = 0
+    loading_since_s: float = 0.0
     first_tokens: Mapping[int, int] = field(default_factory=dict)
     reader: Reader = field(default_factory=Reader)
     facts: JobFacts = field(default_factory=JobFacts)
@@ -140,5 +143,17 @@ class Sequence:
 
     @property
     def must_reserve(self) -> bool:
-        """A decode job whose blocks a peer will fill. Once only: after a preemption it computes."""
-        return self.job.kind is JobKind.DECODE and not self.reserved_before
+        """One whose blocks a peer will fill. Once only: after a preemption it computes."""
+        return self.loads_tokens > 0 and not self.reserved_before
+
+    @property
+    def loads_tokens(self) -> int:
+        """How many of its first tokens a peer fills the blocks of, if they are not cached here."""
+        if self.job.kind is JobKind.DECODE:
+            return len(self.job.prompt_token_ids)
+        return 0 if self.job.pull is None else self.job.pull.token_count
+
+    @property
+    def lent_block_count(self) -> int:
+        """Leading blocks that a peer may read while this one is loading."""
+        return self.loads_from_index if self.job.lends else 0

@@ -4,6 +4,17 @@ A prefill job has a *source* from the moment it comes until every rank has relea
 decode job has a *target* from its reservation until every rank's transfer has ended and, if the
 job lives, its first token is here. The batch hears ``transfer_quiet`` exactly when no rank can
 touch the blocks of a sequence that is gone.
+
+A prefill job that pulls a prefix has a target too, until that is here or will not come. What it
+pulls the decode job *lends*, out of its own reservation: so the blocks cannot be evicted, and
+nobody else is asked to hold them. The loan ends with the decode job's own transfer, at the latest:
+by then the prefill node has all it needed. ::
+
+    prefill node                                decode node
+    target: blocks reserved, ticket  ─────────► loan: the cached blocks of the decode job
+         ◄───────────────── blocks ────────────    │ it holds fewer: refused (out_of_range),
+    computes the rest                              │ nothing is sent, the rest is computed
+    source: all finished blocks      ─────────► target: those that it lacks
 """
 
 import asyncio
@@ -13,7 +24,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from pdd.connector.params import SourceNode
+from pdd.connector.params import JobKind, SourceNode
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.engine.port import PeerControl
 from pdd.engine.synthetic.batch import Batch
@@ -48,15 +59,22 @@ _RankKey = tuple[int, str]
 
 @dataclass(slots=True, kw_only=True)
 class Target:
-    """A decode job's transfers. ``first_bad_index``: the first prompt block that some rank did not
-    get, and ``failed_reason`` why."""
+    """The transfers into a loading job's blocks. ``first_bad_index``: the first prompt block that
+    some rank did not get, and ``failed_reason`` why. ``lent``: transfers out of them, of a decode
+    job that lends its cached prefix."""
 
     sequence: Sequence
     open: set[_RankKey]
+    lent: set[_RankKey]
     transferred_bytes: int = 0
     transfer_s: float = 0.0
     first_bad_index: int | None = None
     failed_reason: str = ""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing touches its blocks any more."""
+        return not self.open and not self.lent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,22 +181,31 @@ class SequenceTransfers:
             for number, rank_key in sorted(self._sources[key].open):
                 self._ranks[number].source_abort(rank_key, reason)
 
-    # --- a decode job's blocks ---------------------------------------------------------------
+    # --- a decode job's blocks, a prefill job's pulled prefix ----------------------------------
 
     def open_target(self, sequence: Sequence) -> None:
-        """Have the reserved blocks filled that the prefix cache did not have."""
-        source = sequence.job.source
+        """Have the reserved blocks filled that the prefix cache did not have, and offer those that
+        it had if they are to be lent."""
+        job, pull = sequence.job, sequence.job.pull
+        source = job.source if pull is None else pull.source
         assert source is not None, "checked when the job came"
         first_index = sequence.loads_from_index
         peers = self._source_ranks(sequence.key, source)
-        self._targets[sequence.key] = Target(sequence=sequence, open=set(peers))
+        target = Target(sequence=sequence, open=set(peers), lent=set())
+        self._targets[sequence.key] = target
+        if job.lends:
+            target.lent.update(self._loan_keys(sequence.key, source))
+        for number, key in sorted(target.lent):
+            self._ranks[number].source_open(key, deadline_s=job.deadline_s)
+            lent = sequence.blocks[: sequence.lent_block_count]
+            self._ranks[number].source_append(key, first_index=0, block_ids=lent, last=True)
         for (number, key), peer in peers.items():
             self._ranks[number].target_open(
                 key,
                 source=peer,
                 first_index=first_index,
                 block_ids=sequence.blocks[first_index:],
-                deadline_s=sequence.job.deadline_s,
+                deadline_s=job.deadline_s if pull is None else pull.wait_s,
             )
 
     def cancel_target(self, key: str) -> None:
@@ -186,6 +213,7 @@ class SequenceTransfers:
         target = self._targets[key]
         for number, rank_key in sorted(target.open):
             self._ranks[number].target_cancel(rank_key)
+        self._end_loan(target)
         self._forget_if_quiet(key, target)
 
     def first_tokens(self, key: str, token_ids: Mapping[int, int]) -> None:
@@ -201,18 +229,23 @@ class SequenceTransfers:
     def has_arrived(self, key: str) -> bool:
         """Whether a decode job's blocks are final, first token or not."""
         target = self._targets.get(key)
-        return target is not None and not target.open
+        return target is not None and target.is_quiet
 
     def take_loaded(self) -> Iterator[Target]:
-        """Decode jobs whose blocks are final and whose first tokens are here; the sequence joins
-        the batch, with the token of an only choice appended."""
-        done = [key for key in self._targets if self.has_arrived(key) and key in self._first_tokens]
+        """Jobs whose blocks are final, and of decode jobs those whose first tokens are here; the
+        sequence joins the batch, with the first token of an only choice appended."""
+        done = [
+            key
+            for key, target in self._targets.items()
+            if target.is_quiet
+            and (target.sequence.job.kind is JobKind.PREFILL or key in self._first_tokens)
+        ]
         for key in done:
             target = self._targets.pop(key)
-            sequence, token_ids = target.sequence, self._first_tokens.pop(key)
+            sequence, token_ids = target.sequence, self._first_tokens.pop(key, {})
             if sequence.choice is None:
                 sequence.first_tokens = token_ids
-            else:
+            elif token_ids:
                 sequence.tokens.append(token_ids[sequence.choice.index])
             self._batch.loaded(sequence, first_bad_index=target.first_bad_index)
             yield target
@@ -287,12 +320,18 @@ class SequenceTransfers:
 
     def _on_source_released(self, number: int, event: SourceReleased) -> None:
         job_key = _job_key(event.key)
-        source = self._sources[job_key]
+        source = self._sources.get(job_key)
+        if source is None:
+            target = self._targets[job_key]
+            target.lent.discard((number, event.key))
+            self._forget_if_quiet(job_key, target)
+            return
         source.open.discard((number, event.key))
         if not source.open:
             del self._sources[job_key]
             source.sequence.source_open = False  # nothing reads its blocks, should it still run
-            self._batch.transfer_quiet(job_key)
+            if job_key not in self._targets:
+                self._batch.transfer_quiet(job_key)
 
     def _on_target_ended(
         self, number: int, event: TargetCompleted | TargetFailed | TargetCancelled
@@ -312,12 +351,32 @@ class SequenceTransfers:
                 target.first_bad_index = bad if known is None else min(bad, known)
             case TargetCancelled():
                 pass
+        if not target.open:
+            self._end_loan(target)
         self._forget_if_quiet(job_key, target)
 
     def _forget_if_quiet(self, key: str, target: Target) -> None:
-        if not target.open and target.sequence.phase is SequencePhase.ENDED:
+        if target.is_quiet and target.sequence.phase is SequencePhase.ENDED:
             del self._targets[key]
-            self._batch.transfer_quiet(key)
+            if key not in self._sources:
+                self._batch.transfer_quiet(key)
+
+    def _end_loan(self, target: Target) -> None:
+        """Nobody needs what it lends any more: void where that was fetched."""
+        for number, rank_key in sorted(target.lent):
+            self._ranks[number].source_abort(rank_key, "the loan is over")
+
+    def _loan_keys(self, key: str, target: SourceNode) -> list[_RankKey]:
+        """The transfers by which a decode job's prefix is lent to the node that computes the rest
+        of its prompt."""
+        links = self._links.get((target.uuid, target.boot_epoch))
+        if links is None:
+            return [(number, key) for number in range(len(self._ranks))]
+        return [
+            (link.own_rank, _key_to(link, key))
+            for link in links.values()
+            if _is_whole(link) or link.send is not None
+        ]
 
     def _source_keys(self, key: str) -> list[_RankKey]:
         """The transfers by which a job's blocks are offered."""

@@ -79,7 +79,7 @@ class CacheSnapshotPart(_message.Message):
     def __init__(self, as_of_sequence: _Optional[int] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned", "holds_requests", "forking")
+    __slots__ = ("identity", "role", "address", "protocol_version", "fingerprint", "block_count", "block_size", "block_bytes", "max_model_len", "max_num_seqs", "model", "ucx_worker_addresses", "vocab_size", "pid", "role_is_pinned", "holds_requests", "forking", "pulls")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Hello(_message.Message):
     ROLE_IS_PINNED_FIELD_NUMBER: _ClassVar[int]
     HOLDS_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FORKING_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
     identity: NodeIdentity
     role: str
     address: str
@@ -121,7 +122,8 @@ class Hello(_message.Message):
     role_is_pinned: bool
     holds_requests: bool
     forking: str
-    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ..., holds_requests: _Optional[bool] = ..., forking: _Optional[str] = ...) -> None: ...
+    pulls: bool
+    def __init__(self, identity: _Optional[_Union[NodeIdentity, _Mapping]] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., block_count: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model: _Optional[str] = ..., ucx_worker_addresses: _Optional[_Iterable[bytes]] = ..., vocab_size: _Optional[int] = ..., pid: _Optional[int] = ..., role_is_pinned: _Optional[bool] = ..., holds_requests: _Optional[bool] = ..., forking: _Optional[str] = ..., pulls: _Optional[bool] = ...) -> None: ...
 
 class HeldRequests(_message.Message):
     __slots__ = ("requests", "complete")
@@ -255,7 +257,7 @@ class TokenFrame(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., tokens: _Optional[_Union[_inference_pb2.Tokens, _Mapping]] = ..., finish: _Optional[_Union[NodeFinish, _Mapping]] = ..., choice_index: _Optional[int] = ...) -> None: ...
 
 class NodeFinish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "cached_tokens", "computed_prompt_tokens", "transferred_bytes", "queue_s", "prefill_s", "transfer_s", "decode_s", "forked_prompt_tokens")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "cached_tokens", "computed_prompt_tokens", "transferred_bytes", "queue_s", "prefill_s", "transfer_s", "decode_s", "forked_prompt_tokens", "pulled_tokens", "pulled_bytes", "pull_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +269,9 @@ class NodeFinish(_message.Message):
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     FORKED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
     reason: str
     stop_string: str
     stop_token_id: int
@@ -278,7 +283,10 @@ class NodeFinish(_message.Message):
     transfer_s: float
     decode_s: float
     forked_prompt_tokens: int
-    def __init__(self, reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., forked_prompt_tokens: _Optional[int] = ...) -> None: ...
+    pulled_tokens: int
+    pulled_bytes: int
+    pull_s: float
+    def __init__(self, reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., forked_prompt_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ...) -> None: ...
 
 class NodeRequestFailed(_message.Message):
     __slots__ = ("request_id", "generation", "kind", "message")
@@ -409,7 +417,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s", "choices", "resume_key")
+    __slots__ = ("request_id", "generation", "kind", "prompt_token_ids", "sampling", "cache_salt", "priority", "deadline_s", "source", "grammar_kind", "grammar_value", "allowed_token_ids", "emitted_token_ids", "resume", "emitted_logprobs", "arrived_age_s", "placed_age_s", "first_token_age_s", "choices", "resume_key", "pull", "lends")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +438,8 @@ class Submit(_message.Message):
     FIRST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    LENDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     kind: str
@@ -450,7 +460,19 @@ class Submit(_message.Message):
     first_token_age_s: float
     choices: _containers.RepeatedCompositeFieldContainer[SubmitChoice]
     resume_key: bytes
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., choices: _Optional[_Iterable[_Union[SubmitChoice, _Mapping]]] = ..., resume_key: _Optional[bytes] = ...) -> None: ...
+    pull: Pull
+    lends: bool
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PeerNode, _Mapping]] = ..., grammar_kind: _Optional[str] = ..., grammar_value: _Optional[str] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., resume: _Optional[bytes] = ..., emitted_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., arrived_age_s: _Optional[float] = ..., placed_age_s: _Optional[float] = ..., first_token_age_s: _Optional[float] = ..., choices: _Optional[_Iterable[_Union[SubmitChoice, _Mapping]]] = ..., resume_key: _Optional[bytes] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., lends: _Optional[bool] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("source", "token_count", "wait_s")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    source: PeerNode
+    token_count: int
+    wait_s: float
+    def __init__(self, source: _Optional[_Union[PeerNode, _Mapping]] = ..., token_count: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class SubmitChoice(_message.Message):
     __slots__ = ("index", "emitted_token_ids")

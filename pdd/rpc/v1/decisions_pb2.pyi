@@ -72,16 +72,20 @@ class ToldRequest(_message.Message):
     def __init__(self, parameters: _Optional[_Union[_cluster_pb2.Submit, _Mapping]] = ..., prompt_token_count: _Optional[int] = ..., tenant: _Optional[str] = ..., affinity_key: _Optional[str] = ..., keys: _Optional[bytes] = ..., age_s: _Optional[float] = ..., phase: _Optional[str] = ..., plan: _Optional[_Union[PlacePlan, _Mapping]] = ..., granted_token_count: _Optional[int] = ..., is_whole: _Optional[bool] = ..., interruption: _Optional[str] = ..., output_token_count: _Optional[int] = ..., choice_count: _Optional[int] = ..., open_choices: _Optional[_Iterable[int]] = ..., first_token_choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlacePlan(_message.Message):
-    __slots__ = ("path", "prefill", "decode", "reason")
+    __slots__ = ("path", "prefill", "decode", "reason", "pull_token_count", "pull_wait_s")
     PATH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PULL_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PULL_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     path: str
     prefill: str
     decode: str
     reason: str
-    def __init__(self, path: _Optional[str] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    pull_token_count: int
+    pull_wait_s: float
+    def __init__(self, path: _Optional[str] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., reason: _Optional[str] = ..., pull_token_count: _Optional[int] = ..., pull_wait_s: _Optional[float] = ...) -> None: ...
 
 class RequestNews(_message.Message):
     __slots__ = ("request_id", "generation", "over", "first_token", "ready", "started", "grew", "finished", "failed", "ended", "node", "choice_index", "is_over")

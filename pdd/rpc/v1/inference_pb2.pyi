@@ -196,7 +196,7 @@ class End(_message.Message):
     def __init__(self, finish_reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "path", "prefill_node", "decode_node", "queue_ms", "prefill_ms", "transfer_ms", "decode_ms", "transferred_bytes", "decode_computed_prompt_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "path", "prefill_node", "decode_node", "queue_ms", "prefill_ms", "transfer_ms", "decode_ms", "transferred_bytes", "decode_computed_prompt_tokens", "pulled_tokens", "pulled_bytes")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,8 @@ class Usage(_message.Message):
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERRED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DECODE_COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_BYTES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -221,4 +223,6 @@ class Usage(_message.Message):
     decode_ms: float
     transferred_bytes: int
     decode_computed_prompt_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., path: _Optional[str] = ..., prefill_node: _Optional[str] = ..., decode_node: _Optional[str] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., transferred_bytes: _Optional[int] = ..., decode_computed_prompt_tokens: _Optional[int] = ...) -> None: ...
+    pulled_tokens: int
+    pulled_bytes: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., path: _Optional[str] = ..., prefill_node: _Optional[str] = ..., decode_node: _Optional[str] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., transferred_bytes: _Optional[int] = ..., decode_computed_prompt_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., pulled_bytes: _Optional[int] = ...) -> None: ...

@@ -24,6 +24,10 @@ class PathInputs:
     first token to the moment when the decode node goes on, as measured. ``output_s``: the whole
     output, as long as expected. ``is_probe``: too little is known of the hand-over.
     ``held_up_count``: sequences on the decode node that would wait while it computes.
+
+    ``pull_tokens``: what the prefill node lacks and the decode node holds, 0 where it cannot be had
+    from there; ``pull_s``: until it would have come, ``pull_compute_s``: until it would have been
+    computed; ``is_pull``: it is to come. ``remote_s`` reckons with that.
     """
 
     prompt_tokens: int
@@ -36,6 +40,10 @@ class PathInputs:
     output_s: float
     is_probe: bool = False
     held_up_count: int = 1
+    pull_tokens: int = 0
+    pull_s: float = 0.0
+    pull_compute_s: float = 0.0
+    is_pull: bool = False
 
     @property
     def remainder_tokens(self) -> int:

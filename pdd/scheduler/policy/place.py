@@ -4,13 +4,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pdd.core.identity import NodeName, Role
-from pdd.core.requests import Path
+from pdd.core.requests import Path, PlannedPull
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node, not_ready_reason
 from pdd.scheduler.policy.candidate import Candidate, Question
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
 from pdd.scheduler.policy.filters import why_not_choices
 from pdd.scheduler.policy.profile import Choice, Profile
+from pdd.scheduler.policy.pull import (
+    NO_PULL,
+    PullInputs,
+    decide_pull,
+    missing_tokens,
+    pull_reason,
+)
 from pdd.scheduler.prefixes import (
     KEY_SIZE_BYTES,
     Homes,
@@ -39,6 +46,14 @@ class Placement:
     decode: Candidate | None
     reason: str
     considered: Considered
+    pull: PlannedPull | None = None
+
+    @property
+    def pulled_tokens(self) -> int:
+        """Prompt tokens that the prefill node has from the decode node."""
+        if self.pull is None or self.prefill is None:
+            return 0
+        return self.pull.token_count - self.prefill.cached_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +133,20 @@ class Policy:
         considered = Considered(prefill=prefill_choice, decode=decode_choice)
         if target is None:
             return _no_room(question, decode_choice, considered)
+        pull = None
         if source is None:
             path, reason = Path.LOCAL, local_reason
         else:
-            inputs = self._path_inputs(question, source, target)
+            pulled = self._pull_inputs(question, source, target)
+            pull = decide_pull(pulled, self._settings.path.pull)
+            inputs = self._path_inputs(
+                question, source, target, pulled=pulled, is_pull=pull is not None
+            )
             path, reason = decide(inputs, self._settings.path)
+            if path is Path.LOCAL:
+                pull = None
+            elif pull is not None:
+                reason = f"{reason}; {pull_reason(pulled, holder=target.name)}"
             considered = Considered(
                 prefill=prefill_choice, decode=decode_choice, path_inputs=inputs
             )
@@ -132,6 +156,7 @@ class Policy:
             decode=target,
             reason=reason,
             considered=considered,
+            pull=pull,
         )
 
     def remember(self, question: Question, placement: Placement) -> None:
@@ -261,7 +286,32 @@ class Policy:
                 return known, Preference(node=name, block_count=0)
         return known, None
 
-    def _path_inputs(self, question: Question, source: Candidate, target: Candidate) -> PathInputs:
+    def _pull_inputs(self, question: Question, source: Candidate, target: Candidate) -> PullInputs:
+        end_tokens, tokens = missing_tokens(source, target)
+        if not tokens:
+            return NO_PULL
+        node = source.node
+        return PullInputs(
+            end_tokens=end_tokens,
+            tokens=tokens,
+            pull_s=self._estimates.pull_s(
+                target.name,
+                source.name,
+                size_bytes=node.blocks_for(tokens) * node.block_bytes,
+                now_s=question.now_s,
+            ),
+            compute_s=tokens / self._estimates.prefill(source.name).per_s,
+        )
+
+    def _path_inputs(
+        self,
+        question: Question,
+        source: Candidate,
+        target: Candidate,
+        *,
+        pulled: PullInputs,
+        is_pull: bool,
+    ) -> PathInputs:
         estimates = self._estimates
         max_tokens = question.request.sampling.max_tokens
         stall_s = target.remainder_tokens / estimates.prefill(target.name).per_s
@@ -270,13 +320,17 @@ class Policy:
             cached_tokens=target.cached_tokens,
             stall_s=stall_s,
             local_s=target.completion_s,
-            remote_s=source.completion_s,
+            remote_s=source.completion_s + (pulled.pull_s - pulled.compute_s if is_pull else 0.0),
             transfer_s=target.transfer_s,
             handover_s=max(estimates.handover(source.name, target.name).mean, 0.0),
             output_s=estimates.expected_output_tokens(max_tokens)
             / estimates.decode(target.name).per_s,
             is_probe=estimates.wants_probe(source.name, target.name, now_s=question.now_s),
             held_up_count=target.sequence_count,
+            pull_tokens=pulled.tokens,
+            pull_s=pulled.pull_s,
+            pull_compute_s=pulled.compute_s,
+            is_pull=is_pull,
         )
 
 

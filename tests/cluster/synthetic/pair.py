@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdd.connector.params import JobKind, SourceNode
+from pdd.connector.params import JobKind, Pull, SourceNode
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.sampling import Sampling
 from pdd.engine.port import EngineInfo, Job, JobFacts, PeerControl, StepOutput
@@ -167,13 +167,21 @@ async def local(node: Node, job: Job) -> list[StepOutput]:
     return outputs
 
 
-async def disaggregated(prefill: Node, decode: Node, job: Job) -> list[StepOutput]:
-    """Prompt and first token on one node, the rest on the other, as the scheduler has it."""
-    decoding = asyncio.create_task(
-        outputs_of(decode, replace(job, kind=JobKind.DECODE, source=prefill.source))
-    )
+async def disaggregated(
+    prefill: Node, decode: Node, job: Job, *, pulled_tokens: int = 0, pull_wait_s: float = WAIT_S
+) -> list[StepOutput]:
+    """Prompt and first token on one node, the rest on the other, as the scheduler has it.
+
+    ``pulled_tokens``: of the prompt, which the prefill node is to have from the decode node.
+    """
+    decode_job = replace(job, kind=JobKind.DECODE, source=prefill.source, lends=bool(pulled_tokens))
+    prefill_job = replace(job, kind=JobKind.PREFILL)
+    if pulled_tokens:
+        pull = Pull(source=decode.source, token_count=pulled_tokens, wait_s=pull_wait_s)
+        prefill_job = replace(prefill_job, pull=pull)
+    decoding = asyncio.create_task(outputs_of(decode, decode_job))
     try:
-        (first,) = await outputs_of(prefill, replace(job, kind=JobKind.PREFILL))
+        (first,) = await outputs_of(prefill, prefill_job)
         if first.finish_reason is not None and first.finish_reason.value == "stop":
             prefill.engine.drop_source(job.key, "the first token ended the output")
             return [first]

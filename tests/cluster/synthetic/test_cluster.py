@@ -275,3 +275,51 @@ def test_neither_a_crash_at_a_named_point_nor_a_flipped_byte_changes_the_text(
         assert "kv_digest_mismatched" in logged(crashing, "decode-0")
     finally:
         stop_cluster(crashing)
+
+
+TURN = [310 + 3 * i for i in range(200)]
+
+
+def wait_until_known(cluster: Cluster, block_count: int) -> None:
+    """Until the directory has heard of so many blocks."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        text = httpx.get(f"{cluster.http}/metrics", timeout=WAIT_S).text
+        lines = [line for line in text.splitlines() if line.startswith("pdd_directory_blocks")]
+        if sum(float(line.rpartition(" ")[2]) for line in lines) >= block_count:
+            return
+        assert time.monotonic() < deadline_s, lines
+        time.sleep(0.02)
+
+
+def test_a_long_second_turn_pulls_what_the_prefill_node_lacks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The answer's blocks are on the decode node only."""
+    options = ("--prefill", "1", "--decode", "1", "--set", "scheduler.path.pull=always")
+    cluster = start(tmp_path_factory, "pulls", *options)
+    try:
+        first = complete(cluster, {"prompt": TURN, **LONG})
+        history = TURN + first["choices"][0]["token_ids"]
+        held, had = (len(history) - 1) // 16 * 16, len(TURN) // 16 * 16
+        wait_until_known(cluster, held // 16)
+        asked = {"prompt": history + TURN[:100], **LONG}
+        second = complete(cluster, asked)
+        usage = second["usage"]
+        assert usage["pdd"]["path"] == "disaggregated"
+        assert usage["pdd"]["decode_computed_prompt_tokens"] == 0
+        assert usage["pdd"]["pulled_tokens"] == held - had
+        assert usage["pdd"]["pulled_bytes"] > 0
+        assert usage["prompt_tokens_details"]["cached_tokens"] == held
+        (decision,) = why(cluster, usage["pdd"]["request_id"])
+        assert decision["path_inputs"]["pull_tokens"] == held - had
+        assert f"{held - had} tokens come from decode-0" in decision["reason"]
+        # With nothing of it in any cache it is the same text.
+        computed = complete(cluster, {**asked, "cache_salt": "nobody's"})
+        assert computed["usage"]["pdd"]["pulled_tokens"] == 0
+        assert comparable(second) == comparable(computed)
+        cluster.wait_until_idle(within_s=WAIT_S)
+        metrics = httpx.get(f"{cluster.http}/metrics", timeout=WAIT_S).text
+        assert 'pdd_kv_transfer_completed_pulls_total{node="prefill-0"} 1.0' in metrics
+    finally:
+        stop_cluster(cluster)

@@ -12,7 +12,8 @@ USAGE = (
     b'"prompt_tokens_details":{"cached_tokens":3},"pdd":{"request_id":"r-test",'
     b'"path":"disaggregated","prefill_node":"prefill-0","decode_node":"decode-0",'
     b'"queue_ms":0.25,"prefill_ms":12.5,"transfer_ms":1.5,"decode_ms":20.0,'
-    b'"transferred_bytes":4096,"decode_computed_prompt_tokens":1}}'
+    b'"transferred_bytes":4096,"decode_computed_prompt_tokens":1,'
+    b'"pulled_tokens":0,"pulled_bytes":0}}'
 )
 CHAT = (
     b'data: {"id":"chatcmpl-r-test","object":"chat.completion.chunk",'
