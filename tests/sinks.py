@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from pdd.core.errors import PddError
-from pdd.core.frames import Frame
+from pdd.core.frames import Frame, token_frame
+from pdd.core.identity import RequestId
 from pdd.core.ports import Inference
 from pdd.core.requests import Ended, GenerateRequest, Plan
 
@@ -42,6 +43,11 @@ class Collected:
 
     def tokens(self, frame: Frame) -> None:
         self._put(Delta(frame=frame))
+
+    def token(
+        self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
+    ) -> None:
+        self.tokens(token_frame(request_id, index, token_id, text_offset, text))
 
     def ended(self, ended: Ended) -> None:
         self._put(ended)

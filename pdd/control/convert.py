@@ -19,6 +19,9 @@ from pdd.rpc.v1 import cluster_pb2, inference_pb2
 Said = tuple[Frame, int]
 """A frame, and the generation of the submit that it belongs to."""
 
+TokenRow = tuple[RequestId, int, int, int, int, str, int]
+"""Request id, generation, index of the token, token id, text offset, text, index of the choice."""
+
 _ROW_COUNT_MAX = 2048
 """Rows of one message. A row has at most as much text as a stop string may hold back, so that it
 stays below ``MESSAGE_BYTES_MAX``."""
@@ -184,35 +187,23 @@ def _columns(rows: list[Said]) -> cluster_pb2.NodeMessage:
     )
 
 
-def frames_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[tuple[int, Frame]]:
-    """``(generation, frame)`` of each row, in order.
+def rows_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[TokenRow]:
+    """The rows, in order.
 
     Raises:
         ValueError: the columns differ in length.
     """
     # Slices are copied in one go; iterating over the columns themselves is slower.
-    choices = columns.choice_indexes[:] or repeat(0, len(columns.request_ids))
-    for request_id, generation, index, token_id, offset, text, choice in zip(
+    return zip(
         columns.request_ids[:],
         columns.generations[:],
         columns.token_indexes[:],
         columns.token_ids[:],
         columns.text_offsets[:],
         columns.texts[:],
-        choices,
+        columns.choice_indexes[:] or repeat(0, len(columns.request_ids)),
         strict=True,
-    ):
-        yield (
-            generation,
-            Frame(
-                request_id=request_id,
-                first_token_index=index,
-                token_ids=(token_id,),
-                text_offset=offset,
-                text=text,
-                choice_index=choice,
-            ),
-        )
+    )
 
 
 def finish_to_proto(finish: Finish) -> cluster_pb2.NodeFinish:

@@ -78,8 +78,7 @@ class Finish:
 @dataclass(slots=True, kw_only=True)
 class Frame:
     """Tokens of one choice of a request from one engine step. Nobody changes it once it is made;
-    that is not enforced, because a frozen one takes three times as long to make, and it is made per
-    token.
+    that is not enforced, because a frozen one takes three times as long to make.
 
     ``choice_index``: which of the request's choices; offsets count within it.
     ``first_token_index``: 0-based index among the choice's output tokens.
@@ -97,3 +96,22 @@ class Frame:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
     choice_index: int = 0
+
+
+def token_frame(
+    request_id: RequestId,
+    index: int,
+    token_id: int,
+    text_offset: int,
+    text: str,
+    choice_index: int = 0,
+) -> Frame:
+    """The frame of what ``Sink.token`` is told."""
+    return Frame(
+        request_id=request_id,
+        first_token_index=index,
+        token_ids=(token_id,),
+        text_offset=text_offset,
+        text=text,
+        choice_index=choice_index,
+    )

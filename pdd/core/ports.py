@@ -35,6 +35,15 @@ class Sink(Protocol):
         """
         ...
 
+    def token(
+        self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
+    ) -> None:
+        """``tokens`` with one token of an only choice and nothing else: nearly every call. No frame
+        is made for it; that would cost as much as half of what a sink does with it. See
+        ``token_frame``.
+        """
+        ...
+
     def ended(self, ended: Ended) -> None:
         """The last call of a request that finished by itself."""
         ...

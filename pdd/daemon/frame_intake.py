@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from pdd.control.convert import frame_from_proto, frames_from_columns
+from pdd.control.convert import frame_from_proto, rows_from_columns
 from pdd.control.node_session import NodeSession
-from pdd.core.frames import Frame
+from pdd.core.frames import Frame, token_frame
 from pdd.core.identity import NodeName, RequestId
 from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.takeovers import Takeovers
@@ -53,28 +53,24 @@ class FrameIntake:
         """One engine step of a node. What is done here, every token of the cluster pays for."""
         node = session.identity.name
         requests, streams = self._core.requests, self._streams
-        for generation, frame in frames_from_columns(columns):
-            request = requests.get(frame.request_id)
-            stream = streams.get(frame.request_id)
+        for row in rows_from_columns(columns):
+            request_id, generation, index, token_id, offset, text, choice = row
+            request = requests.get(request_id)
+            stream = streams.get(request_id)
             if (
-                request is None
-                or stream is None
-                or request.generation != generation
-                or request.holder
-            ):
-                if stream is not None and (request is None or request.holder):
-                    self._read_held(frame, generation, session)
-                continue
-            if (
-                request.phase is Phase.DECODING
-                and frame.first_token_index + 1 < request.grows_at_tokens
+                request is not None
+                and stream is not None
+                and request.phase is Phase.DECODING
+                and request.generation == generation
+                and index + 1 < request.grows_at_tokens
                 and (request.decode or request.prefill) == node  # ``runs_on``
+                and not request.holder
             ):  # nearly always: nothing is left to check, and to the core it means nothing
-                try:
-                    stream.show(frame)
-                except ValueError as error:
-                    self._refuse(frame, generation, node, error)
+                if choice or not stream.show_token(request_id, index, token_id, offset, text):
+                    frame = token_frame(request_id, index, token_id, offset, text, choice)
+                    self._show(stream, frame, generation, node)
             else:
+                frame = token_frame(request_id, index, token_id, offset, text, choice)
                 self._on_frame(frame, generation, session)
 
     def on_frames(self, session: NodeSession, messages: Iterable[cluster_pb2.TokenFrame]) -> None:
@@ -113,10 +109,7 @@ class FrameIntake:
         if (why := fault(frame, request, node)) is not None:
             self._fail_attempt(frame.request_id, generation, node, why)
             return
-        try:
-            stream.show(frame)
-        except ValueError as error:
-            self._refuse(frame, generation, node, error)
+        if not self._show(stream, frame, generation, node):
             return
         if request.phase is Phase.FINISHED:
             return  # its client had no room for it and has cancelled
@@ -158,6 +151,14 @@ class FrameIntake:
                     choice_index=frame.choice_index,
                 )
             )
+
+    def _show(self, stream: RequestStream, frame: Frame, generation: int, node: NodeName) -> bool:
+        try:
+            stream.show(frame)
+        except ValueError as error:
+            self._refuse(frame, generation, node, error)
+            return False
+        return True
 
     def _refuse(self, frame: Frame, generation: int, node: NodeName, error: ValueError) -> None:
         self._fail_attempt(frame.request_id, generation, node, f"frames do not join: {error}")

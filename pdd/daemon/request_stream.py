@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from pdd.core.errors import PddError
 from pdd.core.frames import FinishReason, Frame, TokenLogprobs
+from pdd.core.identity import RequestId
 from pdd.core.ports import Sink
 from pdd.core.requests import Ended, Plan
 
@@ -29,12 +30,13 @@ class Shown:
 class RequestStream:
     """What of a request was shown, and to whom. All on one event loop."""
 
-    __slots__ = ("_ended", "_sink", "choices", "first_frame")
+    __slots__ = ("_ended", "_only", "_sink", "choices", "first_frame")
 
     def __init__(self, sink: Sink, *, choice_count: int = 1) -> None:
         self._sink = sink
         self._ended = False
         self.choices = tuple(Shown() for _ in range(choice_count))
+        self._only = self.choices[0] if choice_count == 1 else None
         self.first_frame: Frame | None = None  # a prefill node's, for who goes on
 
     @property
@@ -80,6 +82,20 @@ class RequestStream:
         if frame.logprobs:
             shown.logprobs.extend(frame.logprobs)
         self._sink.tokens(frame)
+
+    def show_token(
+        self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
+    ) -> bool:
+        """``show`` a frame of one token and nothing else, if it goes on where the only choice is:
+        nearly always. False: it is for ``show`` to judge, and nothing was done."""
+        assert not self._ended, "tokens after the end"
+        shown = self._only
+        if shown is None or index != len(shown.token_ids) or text_offset != shown.text_length:
+            return False
+        shown.token_ids.append(token_id)
+        shown.text_length += len(text)
+        self._sink.token(request_id, index, token_id, text_offset, text)
+        return True
 
     def end(self, ended: Ended) -> None:
         """Last event of a success."""

@@ -20,7 +20,8 @@ from enum import StrEnum
 import structlog
 
 from pdd.core.errors import PddError
-from pdd.core.frames import Frame
+from pdd.core.frames import Frame, token_frame
+from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Inference
 from pdd.core.requests import Ended, Plan
 from pdd.gateway.errors import edge_of, error_body
@@ -33,6 +34,7 @@ from pdd.gateway.run import Run
 from pdd.gateway.runs import Runs
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tenants import tenant_of
+from pdd.gateway.text_events import TextEvents
 from pdd.gateway.turn import Turn
 from pdd.gateway.usage import measured
 
@@ -64,6 +66,7 @@ class Answer:
     __slots__ = (
         "_clock",
         "_ended",
+        "_flow",
         "_header_timer",
         "_meter",
         "_opening",
@@ -92,6 +95,7 @@ class Answer:
         self._reply: Reply | None = None
         self._stream: EventStream | None = None
         self._opening_shown = False
+        self._flow: TextEvents | None = None
         self._ended: Ended | None = None
 
     def begin(self) -> None:
@@ -161,6 +165,21 @@ class Answer:
         except Exception as error:
             self._broke(error)
 
+    def token(
+        self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
+    ) -> None:
+        flow, stream = self._flow, self._stream
+        if flow is None or stream is None:
+            self.tokens(token_frame(request_id, index, token_id, text_offset, text))
+            return
+        try:
+            event = flow.event(index, text_offset, text)
+            self._meter.next_token(self._clock())
+            if event:
+                stream.send(event)
+        except Exception as error:
+            self._broke(error)
+
     def ended(self, ended: Ended) -> None:
         try:
             reply, stream = self._reply, self._stream
@@ -212,6 +231,7 @@ class Answer:
         if events:
             self._open(stream)
             stream.send(events)
+            self._flow = reply.flow()
 
     def _was_seen(self, frame: Frame) -> bool:
         """By a client that continues the stream."""

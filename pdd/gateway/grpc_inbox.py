@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdd.core.errors import PddError
-from pdd.core.frames import Frame
+from pdd.core.frames import Frame, token_frame
+from pdd.core.identity import RequestId
 from pdd.core.ports import Clock
 from pdd.core.requests import Ended, Plan
 from pdd.gateway.event_ids import invalid_position
@@ -79,6 +80,11 @@ class GrpcInbox:
         elif self._error is None:
             self._error = ClientStalled(f"{len(self._frames)} frames wait for the client")
         self._changed.set()
+
+    def token(
+        self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
+    ) -> None:
+        self.tokens(token_frame(request_id, index, token_id, text_offset, text))
 
     def _pass_over(self, frame: Frame, first_index: int) -> None:
         self._passed.append(frame)

@@ -28,7 +28,7 @@ from pdd.gateway.idempotency import run_name, unnamed
 from pdd.gateway.job import Job
 from pdd.gateway.metrics import GatewayMetrics, RequestMeter
 from pdd.gateway.open_requests import OpenRequests
-from pdd.gateway.reply import Progress, check_end
+from pdd.gateway.reply import check_end
 from pdd.gateway.request_ids import may_be_request_id, new_request_id
 from pdd.gateway.run import Run, RunName
 from pdd.gateway.runs import Runs
@@ -36,6 +36,7 @@ from pdd.gateway.served import ServedModel
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.takeover import with_note
 from pdd.gateway.tenants import check_tenant
+from pdd.gateway.text_events import Progress
 from pdd.gateway.tokenizer import Tokenizer
 from pdd.gateway.usage import measured
 from pdd.rpc.v1 import inference_pb2, inference_pb2_grpc

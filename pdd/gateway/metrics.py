@@ -115,10 +115,12 @@ class RequestMeter:
     """The stopwatch of one request. ``now_s`` is monotonic seconds."""
 
     __slots__ = (
+        "_begun_count",
         "_first_token_s",
-        "_first_tokens_s",
+        "_gaps_s",
         "_last_token_s",
         "_metrics",
+        "_others_last_token_s",
         "_per_token",
         "_started_s",
         "_surface",
@@ -134,8 +136,10 @@ class RequestMeter:
         self._surface = surface
         self._started_s = now_s
         self._first_token_s: float | None = None
-        self._first_tokens_s = 0.0  # of all choices, added up
-        self._last_token_s: dict[int, float] = {}  # by choice
+        self._last_token_s: float | None = None  # of choice 0
+        self._others_last_token_s: dict[int, float] = {}  # by choice
+        self._begun_count = 0  # choices
+        self._gaps_s = 0.0  # of all choices, added up
         self.path: Path | None = None
         self.tenant = DEFAULT_TENANT
         self.token_count = 0
@@ -152,18 +156,32 @@ class RequestMeter:
         """``count`` tokens of a choice were handed to the client's connection just now."""
         if count == 0:
             return
-        last_token_s = self._last_token_s.get(choice_index)
+        if choice_index == 0:
+            last_token_s, self._last_token_s = self._last_token_s, now_s
+        else:
+            last_token_s = self._others_last_token_s.get(choice_index)
+            self._others_last_token_s[choice_index] = now_s
         if last_token_s is None:
             if self._first_token_s is None:
                 self._first_token_s = now_s
                 label = "none" if self.path is None else self.path.value
                 self._metrics.ttft.observe(now_s - self._started_s, (label,))
-            self._first_tokens_s += now_s
+            self._begun_count += 1
             self._per_token.sent(count, count - 1, 0.0)
         else:
-            self._per_token.sent(count, count, now_s - last_token_s)
-        self._last_token_s[choice_index] = now_s
+            gap_s = now_s - last_token_s
+            self._gaps_s += gap_s
+            self._per_token.sent(count, count, gap_s)
         self.token_count += count
+
+    def next_token(self, now_s: float) -> None:
+        """``tokens`` with one token of an only choice, not its first one."""
+        assert self._last_token_s is not None, "not the first token"
+        gap_s = now_s - self._last_token_s
+        self._last_token_s = now_s
+        self._gaps_s += gap_s
+        self.token_count += 1
+        self._per_token.next(gap_s)
 
     def end(self, outcome: str, *, now_s: float, usage: RequestUsage | None = None) -> None:
         """Close the books on this request."""
@@ -178,10 +196,9 @@ class RequestMeter:
         if usage is None:
             return
         self._metrics.e2e.observe(now_s - self._started_s)
-        gap_count = self.token_count - len(self._last_token_s)
+        gap_count = self.token_count - self._begun_count
         if gap_count > 0:
-            gaps_s = sum(self._last_token_s.values()) - self._first_tokens_s
-            self._metrics.tpot.observe(gaps_s / gap_count)
+            self._metrics.tpot.observe(self._gaps_s / gap_count)
         self._metrics.prompt_tokens.add(usage.prompt_tokens)
         self._metrics.cached_prompt_tokens.add(usage.cached_tokens)
         tokens = self._metrics.tenant_tokens

@@ -57,6 +57,14 @@ class Record:
             self._logprobs.extend(frame.logprobs)
             self.size += sum(1 + len(one.top) for one in frame.logprobs)
 
+    def add_token(self, index: int, token_id: int, text_offset: int, text: str) -> None:
+        """``add`` a frame of one token and nothing else."""
+        self._token_ids.append(token_id)
+        self._texts.append(text)
+        self._token_ends.append(index + 1)
+        self._text_ends.append(text_offset + len(text))
+        self.size += 1
+
     def compact(self) -> None:
         """Keep the text so far as one string."""
         self._texts = ["".join(self._texts)]

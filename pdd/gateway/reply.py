@@ -33,37 +33,13 @@ from pdd.gateway.event_ids import (
 )
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import json_bytes, json_string
+from pdd.gateway.text_events import Progress, TextEvents
 from pdd.gateway.usage import token_counts, usage_object
 
 # A word that no id and no model name contains, to cut a prebuilt event at.
 _HOLE = "\x00text\x00"
 
 _ALL = 1 << 62
-
-
-@dataclass(slots=True)
-class Progress:
-    """What of a choice's output has been shown. ``finish``: told by its last frame."""
-
-    token_count: int = 0
-    char_count: int = 0
-    finish: Finish | None = None
-
-    def advance(self, frame: Frame) -> None:
-        """Take note of a frame.
-
-        Raises:
-            RequestFailed: the frame does not continue where the last one ended.
-        """
-        if frame.first_token_index != self.token_count or frame.text_offset != self.char_count:
-            raise RequestFailed(
-                f"output lost or doubled: expected token {self.token_count} at character "
-                f"{self.char_count}, got token {frame.first_token_index} at character "
-                f"{frame.text_offset}"
-            )
-        self.token_count += len(frame.token_ids)
-        self.char_count += len(frame.text)
-        self.finish = frame.finish
 
 
 def check_end(choices: Sequence[Progress], ended: Ended) -> None:
@@ -121,11 +97,11 @@ class Reply(ABC):
 
     __slots__ = (
         "_choices",
+        "_flows",
         "_has_usage",
         "_id_before",
         "_is_only",
         "_is_plain",
-        "_is_simple",
         "_model_name",
         "_prompt_ids_shown",
         "_request_id",
@@ -155,7 +131,7 @@ class Reply(ABC):
             and not job.return_token_ids
             and not job.running_usage
         )
-        self._is_simple = self._is_plain and self._is_only
+        self._flows = self._is_plain and self._is_only and position is START
         self._id_before = b"id: %b:" % self._request_id
         if job.stream and self._is_plain:
             for index, choice in enumerate(self._choices):
@@ -183,24 +159,25 @@ class Reply(ABC):
         """What the client gets for one frame; b"" when its text is held back, or was seen."""
         choice = self._choices[frame.choice_index]
         choice.progress.advance(frame)
-        text = frame.text
-        if self._is_simple and frame.first_token_index >= choice.skipped_count:
-            # Nearly always, and written out: what is done here, every token pays for.
-            if not text:
-                return b""
-            count = b"%d" % choice.progress.token_count
-            return b"".join(
-                (self._id_before, count, choice.before, json_string(text), choice.after)
-            )
         events = b""
         if frame.first_token_index < choice.skipped_count or choice.is_finished:
             self._pass_over(choice, frame)
-        elif frame.finish is None or frame.token_ids or text:
+        elif frame.finish is None or frame.token_ids or frame.text:
             events = self._text_event(choice, frame)
         if frame.finish is not None and not choice.is_finished:
             choice.is_finished = True
             events += self._choice_event(self.end_choice(frame.finish, frame.choice_index))
         return events
+
+    def flow(self) -> TextEvents | None:
+        """After the first event: what is the same as ``event`` for all but the last one. None: the
+        client is told more than text, or other choices, or has seen some of it before."""
+        if not self._flows:
+            return None
+        only = self._choices[0]
+        return TextEvents(
+            only.progress, id_before=self._id_before, before=only.before, after=only.after
+        )
 
     def _text_event(self, choice: _Choice, frame: Frame) -> bytes:
         if self._is_plain:

@@ -175,6 +175,13 @@ class Run:
         for sink in list(self._listeners):
             sink.tokens(frame)
 
+    def token(
+        self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
+    ) -> None:
+        self._records[0].add_token(index, token_id, text_offset, text)
+        for sink in list(self._listeners):
+            sink.token(request_id, index, token_id, text_offset, text)
+
     def ended(self, ended: Ended) -> None:
         self._end = ended
         for record in self._records:

@@ -33,6 +33,12 @@ class TokenMetrics(Collector):
             if gap_count > 1:
                 self._gap_counts[0] += gap_count - 1
 
+    def next(self, gap_s: float) -> None:
+        """One token, ``gap_s`` after the one before."""
+        self._token_count += 1
+        self._gap_counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
+        self._gap_sum_s += gap_s
+
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client at each scrape."""
         yield CounterMetricFamily(

@@ -11,15 +11,23 @@ from pdd.control import convert
 from pdd.control.convert import (
     frame_from_proto,
     frame_to_proto,
-    frames_from_columns,
     identity_from_proto,
     identity_to_proto,
     messages_of,
+    rows_from_columns,
     sampling_from_submit,
     sampling_to_proto,
 )
 from pdd.control.outbox import coalesce
-from pdd.core.frames import EngineFacts, Finish, FinishReason, Frame, Logprob, TokenLogprobs
+from pdd.core.frames import (
+    EngineFacts,
+    Finish,
+    FinishReason,
+    Frame,
+    Logprob,
+    TokenLogprobs,
+    token_frame,
+)
 from pdd.core.identity import NodeIdentity, RequestId
 from pdd.core.sampling import Grammar, Sampling
 from pdd.rpc.v1 import cluster_pb2
@@ -129,7 +137,10 @@ def test_what_a_node_says_in_one_step(said: list[tuple[Frame, int]], row_count_m
         message = cluster_pb2.NodeMessage.FromString(merged.SerializeToString())
         if message.WhichOneof("message") == "tokens":
             assert 1 <= len(message.tokens.request_ids) <= row_count_max
-            heard += frames_from_columns(message.tokens)
+            heard += [
+                (generation, token_frame(request_id, *row))
+                for request_id, generation, *row in rows_from_columns(message.tokens)
+            ]
         else:
             heard += [(one.generation, frame_from_proto(one)) for one in message.frames.frames]
     assert heard == [(generation, frame) for frame, generation in said]
@@ -138,7 +149,7 @@ def test_what_a_node_says_in_one_step(said: list[tuple[Frame, int]], row_count_m
 def test_columns_of_different_length_are_refused() -> None:
     columns = cluster_pb2.TokenColumns(request_ids=["a", "b"], generations=[0])
     with pytest.raises(ValueError, match="shorter"):
-        list(frames_from_columns(columns))
+        list(rows_from_columns(columns))
 
 
 @given(st.builds(NodeIdentity, name=texts, uuid=texts, boot_epoch=st.integers(0, 2**63 - 1)))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pdd.core.errors import NodeUnavailable, RequestFailed
-from pdd.core.frames import Finish, FinishReason
-from pdd.core.identity import NodeName
+from pdd.core.frames import Finish, FinishReason, token_frame
+from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Ended, Path, Plan, RequestUsage
 from pdd.daemon.request_stream import RequestStream
 from tests.builders import make_finish, make_frame
@@ -86,6 +86,24 @@ async def test_a_frame_that_simply_goes_on_is_passed_on_as_it_is() -> None:
     assert event.frame is frame
 
 
+async def test_a_token_that_simply_goes_on_is_passed_on_and_any_other_is_left_to_be_judged() -> (
+    None
+):
+    sink = Collected()
+    stream = RequestStream(sink)
+    request_id = RequestId("r1")
+    assert stream.show_token(request_id, 0, 7, 0, "ab")
+    assert not stream.show_token(request_id, 0, 7, 0, "ab"), "it was shown before"
+    assert not stream.show_token(request_id, 2, 9, 2, "c"), "one is missing"
+    assert not stream.show_token(request_id, 1, 8, 1, "c"), "its text overlaps"
+    assert stream.show_token(request_id, 1, 8, 2, "")
+    assert (stream.choices[0].token_ids, stream.choices[0].text_length) == ([7, 8], 2)
+    assert [event.frame for event in sink.events if isinstance(event, Delta)] == [
+        token_frame(request_id, 0, 7, 0, "ab"),
+        token_frame(request_id, 1, 8, 2, ""),
+    ]
+
+
 async def test_text_that_comes_without_tokens_is_shown() -> None:
     stream = RequestStream(Collected())
     stream.show(make_frame((1, 2), text="ab"))
@@ -114,6 +132,12 @@ class TestSeveralChoices:
             (0, True),
         ]
         assert stream.token_count == 3
+
+    async def test_a_token_of_one_of_them_is_no_plain_one(self) -> None:
+        sink = Collected()
+        stream = RequestStream(sink, choice_count=2)
+        assert not stream.show_token(RequestId("r1"), 0, 7, 0, "a")
+        assert not sink.events
 
     async def test_a_handover_is_no_end(self) -> None:
         sink = Collected()
