@@ -105,24 +105,34 @@ class JobKeeper:
 
     def scheduler_lost(self, reports: JobReports) -> None:
         """Hold what another scheduler can take over, forget the rest of what this one had asked
-        for. Blocks that a peer may be fetching stay as long."""
+        for. Blocks that a peer may be fetching stay as long, and so does a first token that the
+        client may have: the decode node may never have heard it."""
         sources = [running for running in self._handed_over.values() if running.reports is reports]
         for running in self._held.jobs():
             if running.reports is reports:  # it has ended, and perhaps was being told
                 running.reports, running.giving = self._nobody, False
         for running in [one for one in self._running.values() if one.reports is reports]:
-            if running.keep is None or running.job.kind is JobKind.PREFILL:
+            is_prefill = running.job.kind is JobKind.PREFILL
+            if self._handed_over.get(running.request_id) is running:
+                continue  # it is about to end: one of the sources
+            if running.keep is None or (is_prefill and not running.is_recorded):
                 self._cancel(running.request_id)
                 continue
             running.reports, running.giving = self._nobody, False
             self.hold(running)
             if not running.is_recorded:
                 self.stop(running, "several choices are computed anew")
+            elif is_prefill:
+                self.stop(running, "its prompt is computed anew")
             elif running.job.kind is JobKind.DECODE and running.first_tokens is None:
                 self.stop(running, "its first token never came")
         for running in sources:
             if running.keep is None:
                 self._cancel(running.request_id)
+            elif running.is_recorded:
+                running.reports, running.giving = self._nobody, False
+                running.stop_reason = "another node was to go on after the first token"
+                self.hold(running)
         kept = [running for running in sources if running.keep is not None]
         if kept:
             asyncio.get_running_loop().call_later(self._limits.grace_s, self._forget_sources, kept)
@@ -178,7 +188,8 @@ class JobKeeper:
         self._held.hold(
             running.request_id,
             running,
-            has_ended=running.output.last is not None,
+            # A prefill job's word is second to that of the decode node, which has more of it.
+            has_ended=running.output.last is not None or running.job.kind is JobKind.PREFILL,
             prompt_token_count=len(running.job.prompt_token_ids),
             output_size=running.output.size,
         )

@@ -230,7 +230,8 @@ class NodeJobs:
             self._note_crash(error)
         finally:
             self._remove(running)
-            if running.cancelled and job.kind is JobKind.PREFILL:
+            is_stopped = running.stop_reason and running.request_id not in self._handed_over
+            if job.kind is JobKind.PREFILL and (running.cancelled or is_stopped):
                 # The engine may have handed it over just before, in an output that nobody read.
                 self._engine.drop_source(job.key, "the scheduler needs it no longer")
             self._engine.forget(job.key)

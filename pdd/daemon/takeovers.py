@@ -4,6 +4,10 @@ A node tells it before it joins; then, in one step, it is a member whose blocks 
 runs is claimed and goes on. What does not is claimed and read first: the core hears of it when all
 that it has said is known (``OutputRecovered``).
 
+Of a request that has no output at its decode node, the first token may be known to its prefill node
+alone, and its client may have it: where one of the two has told, the other one is waited for, and
+the token counts. After ``FIRST_TOKEN_WAIT_S`` what was told will do.
+
 A node that has not told all after ``TELL_WITHIN_S`` is a member without the rest, which it forgets
 by itself. Beyond ``TOLD_SIZE_BYTES_MAX`` of one node, requests are cancelled there: whoever comes
 back for one is answered as if no node had held it.
@@ -27,7 +31,10 @@ from pdd.scheduler.events import HeldSequence, OutputRecovered
 
 log = structlog.get_logger(__name__)
 
+_PREFILL, _DECODE = _KINDS = ("prefill", "decode")
 TELL_WITHIN_S = 10.0
+FIRST_TOKEN_WAIT_S = 1.0
+"""As long as a node that lost its scheduler may pause before it attaches again."""
 TOLD_SIZE_BYTES_MAX = 64 << 20
 """About 16 million tokens of prompts; a node holds a million (``resume.tokens_max``)."""
 
@@ -47,6 +54,24 @@ class _Reading:
     held: HeldSequence
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Word:
+    """What one node has told of a request."""
+
+    session: NodeSession
+    message: cluster_pb2.HeldRequest
+    held: HeldSequence
+
+
+@dataclass(slots=True, kw_only=True)
+class _Unsure:
+    """A request whose first token may be known to a node that has not told yet. ``words``: by kind
+    of job, of one attempt; never empty."""
+
+    timer: asyncio.TimerHandle
+    words: dict[str, _Word] = field(default_factory=dict)
+
+
 class Takeovers:
     """All calls on the event loop."""
 
@@ -58,6 +83,7 @@ class Takeovers:
         recovered: Callable[[OutputRecovered], None],
         overdue: Callable[[NodeSession], None],
         tell_within_s: float = TELL_WITHIN_S,
+        first_token_wait_s: float = FIRST_TOKEN_WAIT_S,
     ) -> None:
         """``streams``: the driver's; who is taken over gets one. ``recovered``: see the module.
         ``overdue``: this node has not told all in time."""
@@ -67,8 +93,10 @@ class Takeovers:
         self._recovered = recovered
         self._overdue = overdue
         self._tell_within_s = tell_within_s
+        self._first_token_wait_s = first_token_wait_s
         self._told: dict[NodeSession, _Telling] = {}
         self._reading: dict[RequestId, _Reading] = {}
+        self._unsure: dict[RequestId, _Unsure] = {}
 
     def expect(self, session: NodeSession) -> None:
         """This node will tell what it holds; it is no member before it has, or is overdue."""
@@ -105,7 +133,8 @@ class Takeovers:
         for message in self._told_by(session):
             held = self._adopted(session, message)
             if held is None:
-                session.cancel(message.submit.request_id)
+                if message.submit.kind != _PREFILL:  # whose blocks may be on their way
+                    session.cancel(message.submit.request_id)
             elif self._begin(session, message, held) is not None:
                 running.append(held)
         return tuple(running)
@@ -120,15 +149,53 @@ class Takeovers:
 
     def found(self, session: NodeSession, message: cluster_pb2.HeldRequest) -> HeldSequence | None:
         """One that a client has come back for. Returns it if it runs, as ``take`` does."""
-        if RequestId(message.submit.request_id) in self._streams:
-            return None  # another answer was quicker
         held = self._adopted(session, message)
-        return None if held is None else self._begin(session, message, held)
+        running = None if held is None else self._begin(session, message, held)
+        self._decide_told()
+        return running
 
     def _begin(
         self, session: NodeSession, message: cluster_pb2.HeldRequest, held: HeldSequence
     ) -> HeldSequence | None:
-        if message.is_running:
+        word = _Word(session=session, message=message, held=held)
+        if not _is_unsure(message):
+            self._settle(held.request.request_id)
+            return self._follow(word)
+        unsure = self._unsure.get(held.request.request_id)
+        if unsure is None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(self._first_token_wait_s, self._decide, held.request.request_id)
+            unsure = self._unsure[held.request.request_id] = _Unsure(timer=timer)
+        unsure.words.setdefault(message.submit.kind, word)
+        return None
+
+    def _decide_told(self) -> None:
+        """Where both have told, nobody is left to wait for."""
+        for request_id, unsure in list(self._unsure.items()):
+            if len(unsure.words) == len(_KINDS):
+                self._decide(request_id)
+
+    def _decide(self, request_id: RequestId) -> None:
+        """Nobody else is waited for: a first token counts; else only the request is known."""
+        words = self._settle(request_id)
+        chosen = words.get(_PREFILL) or words[_DECODE]
+        for word in words.values():
+            if word is not chosen:
+                word.session.cancel(request_id)
+        self._follow(chosen)
+
+    def _settle(self, request_id: RequestId) -> dict[str, _Word]:
+        """What was told so far; nothing is waited for any more."""
+        unsure = self._unsure.pop(request_id, None)
+        if unsure is None:
+            return {}
+        unsure.timer.cancel()
+        return unsure.words
+
+    def _follow(self, word: _Word) -> HeldSequence | None:
+        """Returns it if it runs."""
+        session, held = word.session, word.held
+        if word.message.is_running:
             return held
         if held.output_token_count == 0:
             session.cancel(held.request.request_id)
@@ -142,6 +209,7 @@ class Takeovers:
         """What the core has taken over: its tokens come from the first one on."""
         for held in running:
             _claim(session, held)
+        self._decide_told()
 
     def show(self, frame: Frame, generation: int, session: NodeSession) -> None:
         """A frame of a request that the core does not know; ignored unless it is read here.
@@ -177,6 +245,8 @@ class Takeovers:
         reading = self._reading.pop(request_id, None)
         if reading is not None:
             reading.session.cancel(request_id)
+        for word in self._settle(request_id).values():
+            word.session.cancel(request_id)
 
     def detached(self, session: NodeSession) -> None:
         """What was not read from this node yet is to be computed anew."""
@@ -184,11 +254,27 @@ class Takeovers:
         lost = [name for name, one in self._reading.items() if one.session is session]
         for request_id in lost:
             self._read(request_id, None)
+        for request_id, unsure in list(self._unsure.items()):
+            self._forget_word(request_id, unsure, session)
+
+    def _forget_word(self, request_id: RequestId, unsure: _Unsure, session: NodeSession) -> None:
+        """A node is gone: what it had told cannot be read there any more."""
+        for kind, word in list(unsure.words.items()):
+            if word.session is not session:
+                continue
+            del unsure.words[kind]
+            if not unsure.words:
+                self._settle(request_id)
+                held = replace(word.held, output_token_count=0)
+                name = session.identity.name
+                self._recovered(OutputRecovered(node=name, held=held, finish=None))
 
     def _read(self, request_id: RequestId, finish: Finish | None) -> None:
         reading = self._reading.pop(request_id)
         held = replace(reading.held, output_token_count=self._streams[request_id].token_count)
         node = reading.session.identity.name
+        if finish is None:
+            reading.session.cancel(request_id)  # blocks of a prefill job, which nobody fetches now
         self._recovered(OutputRecovered(node=node, held=held, finish=finish))
 
     def _adopted(
@@ -197,6 +283,12 @@ class Takeovers:
         """Give it a client's place at the front door; None where that cannot be."""
         submit = message.submit
         request_id = RequestId(submit.request_id)
+        unsure = self._unsure.get(request_id)
+        if unsure is not None:
+            known = next(iter(unsure.words.values()))
+            if submit.generation != known.held.generation:
+                return None  # of another attempt
+            return _sequence(session, message, known.held.request, known.held.keys)
         if request_id in self._streams:
             return None  # it was planned anew, or another node has given it
         try:
@@ -212,21 +304,44 @@ class Takeovers:
             is_running=message.is_running,
             output_tokens=message.output_token_count,
         )
-        return HeldSequence(
-            request=request,
-            keys=self._keys_of(request),
-            generation=submit.generation,
-            output_token_count=message.output_token_count,
-            prefill_node=(
-                NodeName(submit.source.identity.name) if submit.HasField("source") else None
-            ),
-            first_facts=_first_facts(message),
-            arrived_age_s=submit.arrived_age_s + message.age_s,
-            placed_age_s=submit.placed_age_s + message.age_s,
-            first_token_age_s=_first_token_age_s(message),
-            ready_age_s=message.ready_age_s if message.HasField("ready_age_s") else None,
-            ended_age_s=message.ended_age_s if message.HasField("ended_age_s") else None,
-        )
+        return _sequence(session, message, request, self._keys_of(request))
+
+
+def _sequence(
+    session: NodeSession,
+    message: cluster_pb2.HeldRequest,
+    request: GenerateRequest,
+    keys: bytes,
+) -> HeldSequence:
+    """``request``: the whole one, of which the message has but what nodes are told."""
+    submit = message.submit
+    prefill_node = None
+    if submit.kind == _PREFILL:
+        prefill_node = session.identity.name
+    elif submit.HasField("source"):
+        prefill_node = NodeName(submit.source.identity.name)
+    return HeldSequence(
+        request=request,
+        keys=keys,
+        generation=submit.generation,
+        output_token_count=message.output_token_count,
+        prefill_node=prefill_node,
+        first_facts=_first_facts(message),
+        arrived_age_s=submit.arrived_age_s + message.age_s,
+        placed_age_s=submit.placed_age_s + message.age_s,
+        first_token_age_s=_first_token_age_s(message),
+        ready_age_s=message.ready_age_s if message.HasField("ready_age_s") else None,
+        ended_age_s=message.ended_age_s if message.HasField("ended_age_s") else None,
+    )
+
+
+def _is_unsure(message: cluster_pb2.HeldRequest) -> bool:
+    """Whether the request's other node may know its first token, or more than that."""
+    submit = message.submit
+    if submit.kind == _PREFILL:
+        return True
+    is_empty = not message.is_running and message.output_token_count == 0
+    return submit.kind == _DECODE and is_empty and not submit.choices
 
 
 def _nobody(request: GenerateRequest) -> tuple[GenerateRequest, Sink]:

@@ -105,6 +105,7 @@ def _request(state: State, name: NodeName, role: Role, held: HeldSequence, now_s
     # A node may have changed its duty; one token alone is made by a prefill node.
     is_decode = role is Role.DECODE or held.request.sampling.max_tokens > 1
     prefill = held.prefill_node if is_decode else name
+    decode = name if is_decode and name != prefill else None
     has_token = held.output_token_count > 0
     first_s = moment_s(held.first_token_age_s) if has_token else None
     return Request(
@@ -118,11 +119,11 @@ def _request(state: State, name: NodeName, role: Role, held: HeldSequence, now_s
         plan=Plan(
             path=Path.LOCAL if prefill is None else Path.DISAGGREGATED,
             prefill_node=prefill,
-            decode_node=name if is_decode else None,
+            decode_node=decode,
             reason=_REASON,
         ),
         prefill=prefill,
-        decode=name if is_decode else None,
+        decode=decode,
         placed_s=now_s - held.placed_age_s,
         first_token_s=now_s if has_token and first_s is None else first_s,
         first_token_generation=held.generation if has_token else None,

@@ -19,10 +19,18 @@ from pdd.gateway.job import Job
 from pdd.rpc.v1 import cluster_pb2, decisions_pb2
 from pdd.tls.security import PLAIN
 from tests.sinks import Collected
-from tests.unit.daemon.fake_engine import Run, out
+from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler
 from tests.unit.daemon.test_driver_over_grpc import text_of
-from tests.unit.daemon.test_takeover import NAME, Home, decoding, homes, over, told
+from tests.unit.daemon.test_takeover import (
+    NAME,
+    Home,
+    decoding,
+    first_token_shown,
+    homes,
+    over,
+    told,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,23 +45,30 @@ async def two_schedulers() -> AsyncIterator[tuple[GrpcCluster, Home, Node, Run]]
     second one's front door."""
     async with homes() as (cluster, home):
         node, run = await decoding(cluster, home)
-        other = Scheduler()
-        second = Home(other, seek=other.driver.seek, wait_s=2.0)
-        await other.start()
-        links = []
-        for one in cluster.nodes:
-            one.service._offers_held = False
-            link = SchedulerLink(address=other.address, handler=one.service)
-            links.append(asyncio.create_task(link.run()))
-        await other.until(lambda: len(other.states()) == 2)
-        await attached_to(2, cluster)
-        try:
+        async with attached_to_another(cluster) as second:
             yield cluster, second, node, run
-        finally:
-            for task in links:
-                task.cancel()
-            await asyncio.wait(links)
-            await other.stop()
+
+
+@asynccontextmanager
+async def attached_to_another(cluster: GrpcCluster) -> AsyncIterator[Home]:
+    """The nodes are attached to a second scheduler too; its front door."""
+    other = Scheduler()
+    second = Home(other, seek=other.driver.seek, wait_s=2.0)
+    await other.start()
+    links = []
+    for one in cluster.nodes:
+        one.service._offers_held = False
+        link = SchedulerLink(address=other.address, handler=one.service)
+        links.append(asyncio.create_task(link.run()))
+    await other.until(lambda: len(other.states()) == 2)
+    await attached_to(2, cluster)
+    try:
+        yield second
+    finally:
+        for task in links:
+            task.cancel()
+        await asyncio.wait(links)
+        await other.stop()
 
 
 async def lost(cluster: GrpcCluster) -> None:
@@ -80,6 +95,22 @@ async def test_a_stream_is_sought_by_its_id_and_goes_on_where_it_runs() -> None:
         assert list(node.engine.runs) == ["r1/0"], "it never ran twice"
         second.scheduler.core.check()
         assert not second.scheduler.core.requests
+
+
+async def test_a_first_token_that_never_reached_the_decode_node_is_found_where_it_was_made() -> (
+    None
+):
+    async with homes() as (cluster, home):
+        _, decode = await first_token_shown(cluster, home)
+        async with attached_to_another(cluster) as second:
+            await lost(cluster)
+            sink = await second.resume()
+            run = await decode.engine.job("r1/1")
+            assert run.job.choices[0].emitted_token_ids == ids_of("a")
+            run.feed(out("b", eos=True))
+            await over(sink)
+            assert text_of(list(sink.events)) == "ab"
+            second.scheduler.core.check()
 
 
 async def test_a_request_that_is_sent_again_is_sought_by_its_key() -> None:

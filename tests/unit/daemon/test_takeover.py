@@ -414,3 +414,67 @@ async def test_what_a_node_tells_beyond_the_bound_is_cancelled_there(
     (message,) = await session.outbox.take()
     assert list(message.cancels.request_ids) == ["r3"]
     assert [held.submit.request_id for held in takeovers._told_by(session)] == ["r1", "r2"]
+
+
+async def first_token_shown(cluster: GrpcCluster, home: Home) -> tuple[Node, Node]:
+    """The client of r1 has its first token; the word of it did not reach the decode node."""
+    prefill, decode = await cluster.join("prefill-0"), await cluster.join("decode-0")
+    sink = home.ask()
+    hear = decode.jobs.first_tokens
+
+    def mishear(request_id: RequestId, generation: int, *rest: Any, **more: Any) -> None:
+        if generation > 0:
+            hear(request_id, generation, *rest, **more)
+
+    decode.jobs.first_tokens = mishear  # type: ignore[method-assign]
+    await decode.engine.job("r1/0")
+    (await prefill.engine.job("r1/0")).feed(out("a", finish=FinishReason.LENGTH))
+    await told(sink, 1)
+    return prefill, decode
+
+
+async def test_a_first_token_that_a_client_has_is_not_sampled_again() -> None:
+    async with homes() as (cluster, home):
+        prefill, decode = await first_token_shown(cluster, home)
+        home = await next_life(cluster)
+        sink = await home.resume()
+        run = await decode.engine.job("r1/1")
+        assert run.job.choices[0].emitted_token_ids == ids_of("a")
+        assert "r1/1" not in prefill.engine.runs
+        assert prefill.engine.dropped == {"r1/0": "the scheduler needs it no longer"}
+        run.feed(out("b", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "ab"
+        cluster.scheduler.core.check()
+
+
+async def test_without_its_decode_node_the_prefill_nodes_word_is_enough() -> None:
+    async with homes() as (cluster, home):
+        await first_token_shown(cluster, home)
+        await cluster.scheduler.stop()
+        for node in cluster.nodes:
+            await heard_nobody(node)
+        cluster.nodes[1].jobs.cancel_all()
+        home = await next_life(cluster)
+        sink = await home.resume()
+        run = await cluster.nodes[1].engine.job("r1/1")
+        assert run.job.choices[0].emitted_token_ids == ids_of("a")
+        run.feed(out("b", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "ab"
+
+
+async def test_without_its_prefill_node_it_is_computed_anew_after_a_while() -> None:
+    async with homes() as (cluster, home):
+        prefill, decode = await first_token_shown(cluster, home)
+        await cluster.scheduler.stop()
+        for node in cluster.nodes:
+            await heard_nobody(node)
+        prefill.jobs.cancel_all()
+        home = await next_life(cluster)
+        sink = await home.resume()
+        run = await prefilled(prefill, decode, "r1/1")
+        decode.engine.ready("r1/1")
+        run.feed(out("b", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "ab"
