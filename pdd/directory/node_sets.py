@@ -28,6 +28,7 @@ SLOT_LIMIT = 2**15
 _WIDE = 2**31
 _LOW_HALF = np.uint32(0xFFFF)
 _HALF_BITS = np.uint32(16)
+_SLOT_BITS = np.uint32(SLOT_LIMIT - 1)
 
 
 class NodeSets:
@@ -86,7 +87,9 @@ class NodeSets:
             return words
         low, high = words & _LOW_HALF, words >> _HALF_BITS
         wide = words >= _WIDE
-        low_closed, high_closed = self.closed.take(low), self.closed.take(high & 0x7FFF)
+        # Halves of an interned set's word are no slots, but must not point beyond the slots either.
+        low_closed = self.closed.take(low & _SLOT_BITS)
+        high_closed = self.closed.take(high & _SLOT_BITS)
         # An inline word without its low half is its high half, moved down.
         cleaned = np.where(high_closed, low, words)
         cleaned = np.where(low_closed, np.where(high_closed, 0, high), cleaned)

@@ -1,8 +1,10 @@
 """Sets of nodes in 32-bit words."""
 
+from itertools import combinations, islice
+
 import numpy as np
 
-from pdd.directory.node_sets import NodeSets
+from pdd.directory.node_sets import SLOT_LIMIT, NodeSets
 
 
 def words(*values: int) -> np.ndarray:
@@ -55,6 +57,20 @@ def test_cleaning_drops_closed_slots_at_every_size() -> None:
     others = [with_slots(sets, *slots) for slots in ((2, 3), (3,), (2, 9), (3, 9, 11))]
     cleaned = [sets.members(int(sets.clean(word)[0])) for word in others]
     assert cleaned == [(), (), (9,), (9, 11)]
+
+
+def test_cleaning_takes_more_sets_than_there_are_slots() -> None:
+    """An id of an interned set is no slot: its low half may be any 16 bits."""
+    sets = NodeSets()
+    made = list(islice(combinations(range(1, 100), 3), SLOT_LIMIT + 2))
+    all_words = words(*(sets.word_of(members) for members in made))
+    sets.reassign(np.zeros_like(all_words), all_words)
+    sets.closed[1] = True
+    sets.any_closed = True
+    cleaned = sets.clean(all_words[-2:])
+    assert [sets.members(int(word)) for word in cleaned] == [
+        tuple(slot for slot in members if slot != 1) for members in made[-2:]
+    ]
 
 
 def test_sets_that_nobody_uses_are_forgotten() -> None:
