@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.waiting import wait_until
 
 START_TIMEOUT_S = 300.0
 """Bound of a start on a busy two-core machine; an idle one takes 30 to 60 s."""
@@ -63,6 +64,19 @@ class Cluster:
         listed: list[dict[str, Any]] = json.loads(done.stdout)
         return listed
 
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """``pdd node list`` by name; empty while no scheduler answers."""
+        done = run_cli("node", "list", "-o", "json", "--state-dir", str(self.state_dir))
+        rows = json.loads(done.stdout) if done.returncode == 0 else []
+        return {row["name"]: row for row in rows}
+
+    def wait_until_ready(self) -> None:
+        """Wait until every node is ready, as after the death of one."""
+        wait_until(
+            lambda: {row["state"] for row in self.node_list()} == {"ready"},
+            lambda: f"all to be ready; {self.node_list()}",
+        )
+
     def node_gauges(self) -> dict[str, float]:
         """The nodes' gauges of ``/metrics`` by their text, labels included."""
         text = httpx.get(f"{self.http}/metrics", timeout=10.0).text
@@ -72,21 +86,22 @@ class Cluster:
 
     def wait_until_busy(self, *, within_s: float) -> None:
         """Wait until some node holds a block or a sequence."""
-        deadline_s = time.monotonic() + within_s
-        while is_idle(self.node_gauges()):
-            assert time.monotonic() < deadline_s, "no node shows any work"
-            time.sleep(0.02)
+        wait_until(
+            lambda: not is_idle(self.node_gauges()), "a node to show any work", within_s=within_s
+        )
 
     def wait_until_idle(self, *, within_s: float) -> dict[str, float]:
         """Wait until no node holds a block or a sequence; the gauges of that moment."""
-        deadline_s = time.monotonic() + within_s
-        while True:
+
+        def idle() -> dict[str, float] | None:
             gauges = self.node_gauges()
-            if is_idle(gauges):
-                assert any(key.startswith("pdd_kv_block_states") for key in gauges), gauges
-                return gauges
-            assert time.monotonic() < deadline_s, f"blocks are still held: {gauges}"
-            time.sleep(0.02)
+            return gauges if is_idle(gauges) else None
+
+        gauges: dict[str, float] = wait_until(
+            idle, lambda: f"blocks to be given back; {self.node_gauges()}", within_s=within_s
+        )
+        assert any(key.startswith("pdd_kv_block_states") for key in gauges), gauges
+        return gauges
 
 
 def is_idle(gauges: dict[str, float]) -> bool:

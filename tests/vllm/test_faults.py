@@ -23,6 +23,7 @@ from tests.vllm.cluster import (
     start_cluster,
     stop_cluster,
 )
+from tests.waiting import wait_until
 
 DELAY_S = 2.0
 pytestmark = pytest.mark.fault
@@ -86,11 +87,11 @@ def test_a_prefill_node_killed_during_the_transfer_costs_time_and_nothing_else(
 
 
 def test_pdd_up_starts_the_killed_node_again_and_it_is_used(slow: Cluster) -> None:
-    deadline_s = time.monotonic() + 240
-    while not [n for n in slow.node_list() if n["role"] == "prefill" and n["state"] == "ready"]:
-        assert time.monotonic() < deadline_s, "the prefill node did not come back"
-        time.sleep(0.5)
-    (prefill,) = [n for n in slow.node_list() if n["role"] == "prefill"]
+    (prefill,) = wait_until(
+        lambda: [n for n in slow.node_list() if n["role"] == "prefill" and n["state"] == "ready"],
+        "the prefill node to come back",
+        within_s=240,
+    )
     assert prefill["boot_epoch"] == 2
     answer = slow.complete("Welcome back", max_tokens=3, temperature=0.0)
     assert answer["usage"]["pdd"]["path"] == "disaggregated"

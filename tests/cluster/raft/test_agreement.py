@@ -26,6 +26,7 @@ from pdd.daemon.replica_plan import log_folder, replica_plan
 from pdd.daemon.replicated_agreement import ReplicatedAgreement
 from pdd.directory.entries import BlockDelta
 from pdd.replication.segment import segment_name
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(200)]
 WAIT_S = 70.0
@@ -128,14 +129,16 @@ async def test_a_replica_that_dies_again_and_again_leaves_what_was_known(tmp_pat
     async with agreement(config_in(tmp_path)) as one:
         await say(one, cordoned("decode-0"))
         killed: set[int] = set()
+        news = asyncio.Event()  # at each end of a replica, and when the next one leads
+        one.follow_leader(lambda _: news.set())
         async with asyncio.timeout(WAIT_S):
             while len(killed) <= QUICK_RESTARTS_MAX:
                 if one.replica_pid and one.replica_pid not in killed:
                     killed.add(one.replica_pid)
                     os.kill(one.replica_pid, signal.SIGKILL)
-                await asyncio.sleep(0.01)
-            while not one.fault:  # noqa: ASYNC110 -- a state, not an event
-                await asyncio.sleep(0.01)
+                news.clear()
+                await news.wait()
+        await until(lambda: one.fault, "the fault to be told")
         assert "killed by SIGKILL" in one.fault
         assert one.state.cordons.names() == ["decode-0"]
         with pytest.raises(AgreementUnavailable):  # long pauses by now

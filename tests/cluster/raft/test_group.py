@@ -19,10 +19,11 @@ from pdd.raft.values import NodeId
 from pdd.replication.client import GroupClient, OutcomeUnknownError
 from pdd.replication.hello import make_hello
 from pdd.replication.kv_machine import decode_value, encode_add, encode_get
-from pdd.replication.local_group import POLL_S, LocalGroup
+from pdd.replication.local_group import LocalGroup
 from pdd.replication.offline import replace_replica
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import RaftStub
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 WAIT_S = 30.0
@@ -92,12 +93,12 @@ async def test_a_replica_that_was_away_gets_a_snapshot_and_holds_the_same_state(
     taken = await group.stub(leader).TakeSnapshot(pb.TakeSnapshotRequest(), timeout=WAIT_S)
     assert taken.snapshot_index >= 50
     group.start(away)
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            status = await group.status(away)
-            if status is not None and status.applied_index >= taken.snapshot_index:
-                break
-            await asyncio.sleep(POLL_S)
+
+    async def caught_up() -> pb.GetStatusResponse | None:
+        status = await group.status(away)
+        return status if status and status.applied_index >= taken.snapshot_index else None
+
+    status = await until(caught_up, f"{away} to have entry {taken.snapshot_index}")
     assert status.snapshot_index >= taken.snapshot_index
     present = await group.status(leader)
     assert present is not None
@@ -110,9 +111,11 @@ async def test_leadership_moves_where_it_is_sent(group: LocalGroup) -> None:
     target = next(name for name in group.names if name != leader)
     request = pb.TransferLeadershipRequest(target=target)
     await group.stub(leader).TransferLeadership(request, timeout=WAIT_S)
-    async with asyncio.timeout(WAIT_S):
-        while await group.leader(timeout_s=WAIT_S) != target:  # noqa: ASYNC110 -- other processes
-            await asyncio.sleep(POLL_S)
+
+    async def leads() -> bool:
+        return await group.leader(timeout_s=WAIT_S) == target
+
+    await until(leads, f"{target} to lead")
     for stranger in ("nobody", target):
         request = pb.TransferLeadershipRequest(target=stranger)
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -18,6 +18,7 @@ from pdd.daemon.replicated_agreement import ReplicaPlan, ReplicatedAgreement
 from pdd.replication.local_group import free_ports
 from pdd.rpc.v1 import cluster_pb2
 from pdd.tls.security import PLAIN
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(120)]
 WAIT_S = 40.0
@@ -75,20 +76,22 @@ async def say(one: ReplicatedAgreement, name: str) -> None:
 
 
 async def until_all_know(agreements: Group, names: list[str]) -> None:
-    """States have no events of their own for tests; nothing is measured with the bound."""
-    async with asyncio.timeout(WAIT_S):
-        while any(one.state.cordons.names() != names for one in agreements.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    for one in agreements.values():
+        news = asyncio.Event()
+        one.follow(lambda _, news=news: news.set())
+        async with asyncio.timeout(WAIT_S):
+            while one.state.cordons.names() != names:
+                news.clear()
+                await news.wait()
 
 
 async def leader_of(desk: ReplicaDesk) -> cluster_pb2.ReplicaInfo:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            infos = [info for info in await desk.list_replicas() if not info.fault]
-            leaders = [info for info in infos if info.status.role == "leader"]
-            if leaders:
-                return max(leaders, key=lambda info: info.status.term)
-            await asyncio.sleep(0.05)
+
+    async def leaders() -> list[cluster_pb2.ReplicaInfo]:
+        infos = [info for info in await desk.list_replicas() if not info.fault]
+        return [info for info in infos if info.status.role == "leader"]
+
+    return max(await until(leaders, "a leader"), key=lambda info: info.status.term)
 
 
 async def test_what_one_scheduler_says_all_know_whoever_leads(tmp_path: Path) -> None:
@@ -117,9 +120,11 @@ async def test_an_operator_moves_leadership_and_is_told_what_cannot_be(tmp_path:
         with pytest.raises(UnknownReplica, match="scheduler-0, scheduler-1, scheduler-2"):
             await desk.transfer("nobody")
         assert await desk.transfer(target) == leader.name
-        async with asyncio.timeout(WAIT_S):
-            while (await leader_of(desk)).name != target:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+
+        async def leads() -> bool:
+            return (await leader_of(desk)).name == target
+
+        await until(leads, f"{target} to lead")
         await say(agreements[leader.name], "n-1")
         assert await desk.take_snapshot(target) >= 2
 

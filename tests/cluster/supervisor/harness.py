@@ -12,12 +12,10 @@ from pathlib import Path
 
 from pdd.daemon.supervisor_members import wait_for_exit
 from pdd.daemon.supervisor_state import read_record
+from tests.waiting import PATIENCE_S
 
 FAKE_UP = Path(__file__).with_name("fake_up.py")
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 60.0
-"""Longest wait for anything. Not a claim about speed: a machine may be busy."""
-
 DAEMONS = {"scheduler-0": ["ready"], "prefill-0": ["ready"], "decode-0": ["ready"]}
 
 
@@ -78,14 +76,6 @@ class FakeCluster:
 
     def everything_said(self) -> str:
         return "\n".join(json.dumps(message) for message in self.said)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll for what nobody announces: files and locks of other processes."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited in vain for: {what}"
-        time.sleep(0.02)
 
 
 def wait_until_gone(*pids: int) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from pdd.daemon.supervisor_members import find_members
 from pdd.daemon.supervisor_state import StateDir, StateDirBusy, read_record
-from tests.cluster.supervisor.harness import DAEMONS, FAKE_UP, ROOT, wait_until, wait_until_gone
+from tests.cluster.supervisor.harness import DAEMONS, FAKE_UP, ROOT, wait_until_gone
+from tests.waiting import wait_until
 
 FAST_STOP = {"SCHEDULER_AFTER_S": 0.3, "STOP_GRACE_S": 0.6, "CLEANUP_GRACE_S": 0.3}
 

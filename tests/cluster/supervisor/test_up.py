@@ -15,7 +15,8 @@ import pytest
 
 from pdd.daemon.supervisor_members import find_members
 from pdd.daemon.supervisor_state import StateDir, read_record
-from tests.cluster.supervisor.harness import PATIENCE_S, ROOT, wait_until, wait_until_gone
+from tests.cluster.supervisor.harness import ROOT, wait_until_gone
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cluster
 FAKE_CLI = Path(__file__).with_name("fake_cli.py")

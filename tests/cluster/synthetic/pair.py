@@ -17,6 +17,7 @@ from pdd.engine.synthetic.settings import SyntheticFaults, SyntheticSettings
 from pdd.timing.roofline import Roofline
 from pdd.timing.sheets import DEVICES, MODELS
 from pdd.transfer.settings import TransferFaults, TransferSettings
+from tests.waiting import until
 
 TOKENIZER = make_tokenizer()
 EOS = TOKENIZER.token_to_id(TURN_END)
@@ -76,10 +77,10 @@ class Node:
 
     async def wait_quiet(self) -> None:
         """Until nobody holds a block."""
-        deadline_s = time.monotonic() + WAIT_S
-        while self.counts() != (0, 0, 0):
-            assert time.monotonic() < deadline_s, f"{self.name} still holds {self.counts()}"
-            await asyncio.sleep(0.005)
+        await until(
+            lambda: self.counts() == (0, 0, 0),
+            lambda: f"{self.name} to hold nothing; it holds {self.counts()}",
+        )
 
 
 @asynccontextmanager

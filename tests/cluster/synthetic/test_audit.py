@@ -5,7 +5,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -27,6 +27,7 @@ from tests.cluster.synthetic.pair import (
     settings,
 )
 from tests.vllm.cluster import Cluster, start_cluster, stop_cluster
+from tests.waiting import until, wait_until
 
 STEP_S = 0.02
 RETURN_S = STEP_S + 1.0
@@ -46,15 +47,6 @@ def count(node: Node) -> BlockCensus:
 def held(census: BlockCensus) -> dict[str, int]:
     names = ("active", "leased", "quarantined")
     return {name: value for name in names if (value := getattr(census, name))}
-
-
-async def until(condition: Callable[[], bool]) -> float:
-    """Seconds until it holds."""
-    began_s = time.monotonic()
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - engines tell nobody
-            await asyncio.sleep(0.001)
-    return time.monotonic() - began_s
 
 
 class Case:
@@ -134,7 +126,9 @@ async def test_a_cancel_gives_every_block_back_within_a_step_and_a_second(come_t
         await come_to(case)
         assert held(count(prefill)) or held(count(decode)), "there is something to give back"
         await case.cancel()
-        took_s = await until(lambda: not held(count(prefill)) and not held(count(decode)))
+        began_s = time.monotonic()
+        await until(lambda: not held(count(prefill)) and not held(count(decode)))
+        took_s = time.monotonic() - began_s
         print(f"{come_to.__name__}: {took_s * 1e3:.1f} ms")
         assert took_s < RETURN_S
         job = make_job([300, 301, 302], key="after/0")
@@ -201,10 +195,10 @@ def test_one_lost_block_raises_the_alarm(leaking: Cluster) -> None:
     assert states == {"prefill-0": ("ready", 0), "decode-0": ("ready", 0)}
 
     leaking.complete("all is well", max_tokens=4)
-    deadline_s = time.monotonic() + WAIT_S
-    while {row["state"] for row in leaking.node_list()} != {"degraded"}:
-        assert time.monotonic() < deadline_s, leaking.node_list()
-        time.sleep(0.05)
+    wait_until(
+        lambda: {row["state"] for row in leaking.node_list()} == {"degraded"},
+        lambda: f"both nodes to be degraded; {leaking.node_list()}",
+    )
     for row in leaking.node_list():
         assert "1 of 4095 KV blocks are lost" in row["state_reason"], row
         blocks = row["blocks"]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -106,13 +105,6 @@ def stream(
                 on_event(events)
     assert events.done
     return events
-
-
-def wait_until_all_are_ready(cluster: Cluster) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while {row["state"] for row in cluster.node_list()} != {"ready"}:
-        assert time.monotonic() < deadline_s, cluster.node_list()
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -322,5 +314,5 @@ def test_a_node_that_is_killed_mid_stream_costs_time_and_nothing_else(
         assert events.finished[index] == choice["finish_reason"]
     if role == "decode":
         assert events.usage["pdd"]["path"] == "local", "another node went on after the lost one"
-    wait_until_all_are_ready(cluster)
+    cluster.wait_until_ready()
     cluster.wait_until_idle(within_s=WAIT_S)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -110,13 +109,6 @@ def why(cluster: Cluster, request_id: str) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     decisions: list[dict[str, Any]] = json.loads(done.stdout)
     return decisions
-
-
-def wait_until_all_are_ready(cluster: Cluster) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while {row["state"] for row in cluster.node_list()} != {"ready"}:
-        assert time.monotonic() < deadline_s, cluster.node_list()
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -236,7 +228,7 @@ def test_a_node_that_is_killed_mid_stream_costs_time_and_nothing_else(
     assert usage["completion_tokens"] == LONG["max_tokens"]
     if role == "decode":
         assert usage["pdd"]["path"] == "local", "another node went on after the lost one"
-        wait_until_all_are_ready(cluster)
+        cluster.wait_until_ready()
     cluster.wait_until_idle(within_s=WAIT_S)
 
 
@@ -268,7 +260,7 @@ def test_neither_a_crash_at_a_named_point_nor_a_flipped_byte_changes_the_text(
         text, usage = stream(crashing, {"prompt": STORY, **LONG})
         assert text == expected["long"]["choices"][0]["text"]
         assert usage["completion_tokens"] == LONG["max_tokens"]
-        wait_until_all_are_ready(crashing)
+        crashing.wait_until_ready()
         after = {row["pid"] for row in crashing.node_list()}
         assert after - {node.pid for node in before}, "nobody has died"
         assert answer(crashing, CASES["many blocks"]) == expected["many blocks"]
@@ -282,14 +274,13 @@ TURN = [310 + 3 * i for i in range(200)]
 
 def wait_until_known(cluster: Cluster, block_count: int) -> None:
     """Until the directory has heard of so many blocks."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
+
+    def known_count() -> float:
         text = httpx.get(f"{cluster.http}/metrics", timeout=WAIT_S).text
         lines = [line for line in text.splitlines() if line.startswith("pdd_directory_blocks")]
-        if sum(float(line.rpartition(" ")[2]) for line in lines) >= block_count:
-            return
-        assert time.monotonic() < deadline_s, lines
-        time.sleep(0.02)
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    wait_until(lambda: known_count() >= block_count, lambda: f"{block_count}; {known_count()}")
 
 
 def test_a_long_second_turn_pulls_what_the_prefill_node_lacks(

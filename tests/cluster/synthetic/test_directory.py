@@ -17,6 +17,7 @@ from pdd.directory.machine import DirectoryMachine
 from pdd.rpc.v1 import cluster_pb2
 from tests.builders import make_request
 from tests.cluster.synthetic.pair import Node, disaggregated, local, make_job, nodes, settings
+from tests.waiting import until
 
 MODEL = "synthetic"
 BLOCK = 16
@@ -86,10 +87,11 @@ async def test_the_index_is_what_the_engines_hold_two_seconds_after_any_load() -
                         group.create_task(disaggregated(prefill, decode, job))
                     else:
                         group.create_task(local(rng.choice([decode, alone]), job))
-            async with asyncio.timeout(TRUTH_S):
-                while faults := differences(cluster, directory, asked):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            assert not faults
+            await until(
+                lambda: not differences(cluster, directory, asked),
+                lambda: f"the truth; it differs in {differences(cluster, directory, asked)}",
+                within_s=TRUTH_S,
+            )
             evictions = sum(int(node.engine.counters()["evicted_blocks"]) for node in cluster)
         assert evictions > 100, "the load evicted nothing"
         assert directory.asked_snapshot_count == 0

@@ -1,13 +1,11 @@
 """What happens between nodes before the first request, and how a slow path shows."""
 
-import asyncio
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from tests.cluster.synthetic.pair import (
     settings,
 )
 from tests.vllm.cluster import Cluster, logs, run_cli, start_cluster, stop_cluster
+from tests.waiting import until, wait_until
 
 WAIT_S = 20.0
 """How long a test waits for something to happen before it fails; nothing is measured with it."""
@@ -51,9 +50,10 @@ def links_between(node: Node, peer: Node) -> list[RankLink]:
 
 async def connected(node: Node, *, count: int) -> None:
     """Waits until the node tells so many connections."""
-    async with asyncio.timeout(WAIT_S):
-        while len(node.engine.connections()) != count:  # noqa: ASYNC110 - it has no event for it
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: len(node.engine.connections()) == count,
+        lambda: f"{count} connections; there are {node.engine.connections()}",
+    )
 
 
 async def joined(one: Node, other: Node) -> None:
@@ -170,10 +170,10 @@ def floored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def wait_for(cluster: Cluster, what: str, condition: Callable[[dict[str, Any]], bool]) -> None:
     """Until the rows of ``pdd node list``, by name, are so."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition(rows := {row["name"]: row for row in cluster.node_list()}):
-        assert time.monotonic() < deadline_s, (what, rows, logs(cluster.state_dir))
-        time.sleep(0.1)
+    wait_until(
+        lambda: condition({row["name"]: row for row in cluster.node_list()}),
+        lambda: f"{what}; {cluster.node_list()} {logs(cluster.state_dir)}",
+    )
 
 
 def metrics(cluster: Cluster) -> dict[str, float]:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+from tests.waiting import wait_until
 
 WAIT_S = 30.0
 WORDS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
@@ -113,16 +113,13 @@ def replica_of(scheduler: psutil.Process) -> psutil.Process:
 
 
 def until_states(cluster: Cluster, wanted: dict[str, tuple[str, str]]) -> None:
-    """Waits until ``pdd node list`` says so; nothing is measured with the bound."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        done = run_cli("node", "list", "-o", "json", "--state-dir", str(cluster.state_dir))
-        rows = json.loads(done.stdout) if done.returncode == 0 else []
-        states = {row["name"]: (row["state"], row["state_reason"]) for row in rows}
-        if {name: states.get(name) for name in wanted} == wanted:
-            return
-        assert time.monotonic() < deadline_s, f"{states or done.stderr}, not {wanted}"
-        time.sleep(0.1)
+    """Until ``pdd node list`` says so; the scheduler may be on its way back."""
+
+    def states() -> dict[str, tuple[str, str]]:
+        rows = cluster.rows().items()
+        return {name: (row["state"], row["state_reason"]) for name, row in rows if name in wanted}
+
+    wait_until(lambda: states() == wanted, lambda: f"{wanted}; there is {states()}")
 
 
 @pytest.mark.fault

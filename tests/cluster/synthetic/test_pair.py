@@ -14,7 +14,6 @@ from pdd.engine.synthetic.settings import SyntheticFaults
 from pdd.transfer.settings import TransferFaults, TransferSettings
 from tests.cluster.synthetic.pair import (
     VOCAB_SIZE,
-    WAIT_S,
     Node,
     disaggregated,
     local,
@@ -24,6 +23,7 @@ from tests.cluster.synthetic.pair import (
     settings,
     tokens_of,
 )
+from tests.waiting import until
 
 KEYS = iter(range(10**9))
 
@@ -256,9 +256,7 @@ async def test_a_cancel_in_any_phase_gives_every_block_back(phase: str):
             runner, job = prefill, job_of(prompt_of(1000), kind=JobKind.PREFILL)
         elif phase == "waiting":  # a reservation waits for the room that a long answer has
             others.append(asyncio.create_task(outputs_of(decode, job_of(prompt_of(500)))))
-            async with asyncio.timeout(WAIT_S):
-                while not decode.engine.batch.running_count:  # noqa: ASYNC110 - a pure batch
-                    await asyncio.sleep(0.001)
+            await until(lambda: decode.engine.batch.running_count, "the long answer to run")
         if phase in ("waiting", "loading", "loaded"):
             job = job_of(prompt_of(300), kind=JobKind.DECODE, source=prefill.source)
         if phase in ("loading", "loaded"):

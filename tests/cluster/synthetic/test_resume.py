@@ -4,10 +4,10 @@ Real daemons, the synthetic engine, SIGKILL. What the client has of both schedul
 compared with what one alone tells of the same request.
 """
 
+import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ import pytest
 
 from tests.cluster.synthetic.test_cluster import LONG, STORY, WAIT_S, start
 from tests.vllm.cluster import Cluster, descendants, logs, stop_cluster
+from tests.waiting import wait_until
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("/v1/completions", {"prompt": STORY, **LONG}),
@@ -146,18 +147,19 @@ def ask(
 
 def resume(cluster: Cluster, told: Told) -> None:
     """As a client does: again and again, until somebody is there."""
-    deadline_s = time.monotonic() + WAIT_S
     headers = {"Last-Event-ID": told.last_id} if told.last_id else {}
     url = f"{cluster.http}/v1/streams/{told.request_id}"
-    while True:
-        assert time.monotonic() < deadline_s, logs(cluster.state_dir)
-        try:
-            with httpx.stream("GET", url, headers=headers, timeout=WAIT_S) as answer:
-                told.hear(answer, on_event=lambda _: None)
-        except httpx.TransportError:
-            time.sleep(0.05)
-        else:
-            return
+
+    def heard() -> bool:
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.stream("GET", url, headers=headers, timeout=WAIT_S) as answer,
+        ):
+            told.hear(answer, on_event=lambda _: None)
+            return True
+        return False
+
+    wait_until(heard, lambda: "a scheduler to answer\n" + logs(cluster.state_dir))
 
 
 def kill_scheduler(cluster: Cluster) -> None:
@@ -216,15 +218,13 @@ def test_a_whole_answer_that_is_asked_for_again_with_its_key_is_the_one_that_run
         kill_scheduler(cluster)
         with pytest.raises(httpx.TransportError):
             first.result()
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        assert time.monotonic() < deadline_s, logs(cluster.state_dir)
-        try:
-            answer = post()
-        except httpx.TransportError:
-            time.sleep(0.05)
-        else:
-            break
+
+    def answered() -> httpx.Response | None:
+        with contextlib.suppress(httpx.TransportError):
+            return post()
+        return None
+
+    answer = wait_until(answered, lambda: "a scheduler to answer\n" + logs(cluster.state_dir))
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] == uncut["text"]["choices"][0]["text"]
     log = (cluster.state_dir / "log" / "scheduler-0.log").read_text()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+from tests.waiting import wait_until
 
 WAIT_S = 60.0
 PROMPTS = [f"Tell me of harbour number {index} and of its lamps. " * 12 for index in range(8)]
@@ -70,12 +70,16 @@ def duties(cluster: Cluster) -> dict[str, str]:
 
 def busy_decode_node(cluster: Cluster) -> str:
     """One that runs something at the moment."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        for node in roles(cluster)["nodes"]:
-            if node["role"] == "decode" and node["held_request_count"]:
-                return str(node["node"])
-        assert time.monotonic() < deadline_s, "no decode node has work"
+
+    def busy() -> str:
+        held = (
+            node["node"]
+            for node in roles(cluster)["nodes"]
+            if node["role"] == "decode" and node["held_request_count"]
+        )
+        return next(held, "")
+
+    return str(wait_until(busy, "a decode node to have work"))
 
 
 def stream(cluster: Cluster, prompt: str, **fields: Any) -> list[int]:
@@ -196,13 +200,12 @@ def test_a_node_that_is_killed_in_mid_change_comes_back_with_its_new_duty(cluste
         assert (code, "changes to prefill" in out) == (0, True), out + err
         os.kill(next(node.pid for node in cluster.nodes if node.name == "decode-0"), signal.SIGKILL)
         assert [answer.result(timeout=WAIT_S) for answer in answers] == expected
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        row = next(row for row in cluster.node_list() if row["name"] == "decode-0")
-        if row["state"] == "ready" and row["boot_epoch"] > 1:
-            break
-        assert time.monotonic() < deadline_s, row
-        time.sleep(0.1)
+
+    def next_life() -> dict[str, Any] | None:
+        row = cluster.rows()["decode-0"]
+        return row if row["state"] == "ready" and row["boot_epoch"] > 1 else None
+
+    row = wait_until(next_life, lambda: f"its next life; {cluster.rows()['decode-0']}")
     assert row["role"] == "prefill"
     stages = [one["stage"] for one in roles(cluster)["switches"] if one["node"] == "decode-0"]
     assert stages[-2:] == ["begun", "abandoned"]
@@ -227,10 +230,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_change(cluster: Cluster) -> None:
         assert watching.wait(timeout=WAIT_S) != 0
         watching.stderr.close()
         assert len(answer.result(timeout=WAIT_S)) == 400
-    deadline_s = time.monotonic() + WAIT_S
-    while duties(cluster)["decode-0"] != "prefill":
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_until(lambda: duties(cluster)["decode-0"] == "prefill", "the change to be done")
 
 
 def scheduler_pid(cluster: Cluster) -> int:
@@ -242,14 +242,12 @@ def scheduler_pid(cluster: Cluster) -> int:
 
 def until_duties(cluster: Cluster, wanted: dict[str, str]) -> None:
     """Once the scheduler answers again and all nodes are back."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        done = run_cli("node", "list", "-o", "json", "--state-dir", str(cluster.state_dir))
-        rows = json.loads(done.stdout) if done.returncode == 0 else []
-        if {row["name"]: row["role"] for row in rows if row["state"] == "ready"} == wanted:
-            return
-        assert time.monotonic() < deadline_s, done.stdout + done.stderr
-        time.sleep(0.2)
+
+    def ready() -> dict[str, str]:
+        rows = cluster.rows().items()
+        return {name: row["role"] for name, row in rows if row["state"] == "ready"}
+
+    wait_until(lambda: ready() == wanted, lambda: f"{wanted}; ready are {ready()}")
 
 
 @pytest.mark.fault

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(240)]
 WAIT_S = 60.0
@@ -47,25 +48,28 @@ class Group:
 
     async def until_led(self) -> str:
         """The leader's name, when all replicas answer and one leads."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                rows = await self.replicas()
-                leaders = [row["name"] for row in rows if row["role"] == "leader"]
-                if len(leaders) == 1 and not any(row["fault"] for row in rows):
-                    return str(leaders[0])
-                await asyncio.sleep(0.2)
+
+        async def leader() -> str:
+            rows = await self.replicas()
+            leaders = [row["name"] for row in rows if row["role"] == "leader"]
+            is_whole = len(leaders) == 1 and not any(row["fault"] for row in rows)
+            return str(leaders[0]) if is_whole else ""
+
+        return str(await until(leader, "one leader and no fault"))
 
     async def until_all_serve(self) -> None:
         """Every scheduler serves, sees every node, and reaches a leader."""
         await self.until_led()
-        async with asyncio.timeout(WAIT_S), httpx.AsyncClient() as client:
+        async with httpx.AsyncClient() as client:
+
+            async def serves(url: str) -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    health = (await client.get(f"{url}/health")).json()
+                    return health["decode_ready_count"] == 2 and not health["reason"]
+                return False
+
             for url in self.http.values():
-                while True:
-                    with contextlib.suppress(httpx.TransportError):
-                        health = (await client.get(f"{url}/health")).json()
-                        if health["decode_ready_count"] == 2 and not health["reason"]:
-                            break
-                    await asyncio.sleep(0.1)
+                await until(lambda: serves(url), f"{url} to serve")  # noqa: B023
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,10 @@ class Stream:
     error: Any = None
     request_id: str = ""
     last_id: str = ""
+    runs: asyncio.Event = field(default_factory=asyncio.Event)
+    """Some tokens have come."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """The finish reason has come."""
 
     @property
     def first_s(self) -> float:
@@ -139,8 +147,12 @@ async def follow(
             for choice in event.get("choices", ()):
                 if choice["text"]:
                     stream.came_s.append(time.monotonic())
+                    if len(stream.came_s) > 10:
+                        stream.runs.set()
                 stream.text += choice["text"]
                 stream.finish = choice["finish_reason"] or stream.finish
+                if stream.finish:
+                    stream.ended.set()
 
 
 @dataclass
@@ -189,8 +201,8 @@ async def texts_of(group: Group) -> dict[str, str]:
 
 async def until_running(streams: list[Stream]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not all(len(stream.came_s) > 10 for stream in streams):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        for stream in streams:
+            await stream.runs.wait()
 
 
 def assert_whole(streams: list[Stream], texts: dict[str, str]) -> None:
@@ -369,12 +381,14 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
             assert done.returncode == 1, done.stdout
             assert "it may be yet" in done.stderr or "DEADLINE_EXCEEDED" in done.stderr
             async with asyncio.timeout(WAIT_S):
-                while not all(stream.finish for stream in running):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                health: dict[str, Any] = {}
-                while "no scheduler leads" not in str(health):
-                    health = (await clients.client.get(f"{group.http[last]}/health")).json()
-                    await asyncio.sleep(0.1)
+                for stream in running:
+                    await stream.ended.wait()
+
+            async def knows() -> bool:
+                return "no scheduler leads" in (await clients.client.get(health)).text
+
+            health = f"{group.http[last]}/health"
+            await until(knows, "it to say that nobody leads")
             assert not waiting.came_s, "nobody may give places"
         finally:
             for pid in (*replicas, *stopped):

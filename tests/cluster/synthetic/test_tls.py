@@ -32,6 +32,7 @@ from pdd.rpc.v1 import (
 from pdd.tls.paths import TlsPaths
 from pdd.tls.security import TlsSecurity
 from tests.vllm.cluster import run_cli
+from tests.waiting import wait_until
 
 PDD = (sys.executable, "-m", "pdd.cli.main")
 START_TIMEOUT_S = 120.0
@@ -161,10 +162,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         for name in HOSTS:
             found.start(name)
         with found.client() as client:
-            deadline_s = time.monotonic() + WAIT_S
-            while not all(client.get("/health").json()[f"{role}_ready_count"] for role in ROLES):
-                assert time.monotonic() < deadline_s, found.log("scheduler-0")
-                time.sleep(0.05)
+            wait_until(
+                lambda: all(client.get("/health").json()[f"{role}_ready_count"] for role in ROLES),
+                lambda: "a node of each role; " + found.log("scheduler-0"),
+            )
         yield found
     finally:
         found.stop()
@@ -256,11 +257,9 @@ def test_a_node_hears_no_transfer_message_in_another_ones_name(hosts: Hosts) -> 
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     (refused,) = hosts.events("decode-0", "caller_refused")
     assert refused["claimed"] == "prefill-0"
-    deadline_s = time.monotonic() + WAIT_S
+    counter = 'pdd_kv_transfer_refused_callers_total{node="decode-0"}'
     with hosts.client() as client:
-        while metric(client, 'pdd_kv_transfer_refused_callers_total{node="decode-0"}') != 1.0:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        wait_until(lambda: metric(client, counter) == 1.0, f"{counter} to be 1")
 
 
 def test_a_renewed_front_door_needs_no_restart(hosts: Hosts) -> None:

@@ -14,6 +14,7 @@ from pdd.transfer.environment import ucx_environment
 from pdd.transfer.pool import BlockPool, Region
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.values import Peer
+from tests.waiting import wait_until
 
 os.environ.update(ucx_environment(transport="tcp", devices="lo"))
 
@@ -100,11 +101,7 @@ class Rank:
         self.wait_until(lambda: self.engine.stats().get(name, 0) >= value)
 
     def wait_until(self, condition):
-        """Look every few milliseconds until it holds."""
-        end_s = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < end_s, f"after {WAIT_S} s: {self.engine.stats()}"
-            time.sleep(0.005)
+        wait_until(condition, lambda: f"its condition; {self.engine.stats()}")
 
 
 @pytest.fixture

@@ -392,6 +392,7 @@ class FakeContext:
     def __init__(self, hello: cluster_pb2.Hello, *, writes: list[str]) -> None:
         self._messages = [cluster_pb2.NodeMessage(hello=hello)]
         self._writes = writes
+        self.hangs = asyncio.Event()
 
     async def read(self) -> cluster_pb2.NodeMessage:
         if self._messages:
@@ -404,6 +405,7 @@ class FakeContext:
             case "break":
                 raise grpc.aio.UsageError("the peer is gone")
             case "hang":
+                self.hangs.set()
                 await asyncio.Event().wait()
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
@@ -430,7 +432,7 @@ async def test_a_node_that_does_not_read_is_lost_at_the_bound(
         await cluster.scheduler.until(lambda: bool(driver._sessions))
         session: NodeSession = driver._sessions[NodeName("decode-0")]
         session.cancel("first")  # the writer hangs on this one
-        await asyncio.sleep(0.01)
+        await asyncio.wait_for(context.hangs.wait(), timeout=WAIT_S)
         for index in range(6):
             session.cancel(f"r{index}")
         await asyncio.wait_for(asyncio.wait([stream]), timeout=WAIT_S)

@@ -1,7 +1,7 @@
 """From an engine's cache events to the scheduler's decisions, over real streams."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,12 +24,12 @@ from tests.builders import make_request
 from tests.unit.daemon.fake_engine import INFO
 from tests.unit.daemon.grpc_cluster import (
     MODEL,
-    WAIT_S,
     GrpcCluster,
     Node,
     Scheduler,
     grpc_cluster,
 )
+from tests.waiting import until
 
 BLOCK = INFO.block_size
 
@@ -67,12 +67,6 @@ def stored(block_count: int, *, first: int = 0, begin: int = 0, salt: str = "") 
 
 def held(scheduler: Scheduler, node: str, keys: bytes) -> int | None:
     return scheduler.directory.matched_blocks(NodeName(node), keys)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - an index has no event for it
-            await asyncio.sleep(0.002)
 
 
 async def joined(cluster: GrpcCluster, name: str) -> Node:

@@ -19,6 +19,7 @@ from tests.builders import make_finish, make_frame, make_request
 from tests.sinks import Collected, Delta, GenerationEvent, Planned
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, Client, GrpcCluster, Node, grpc_cluster
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +51,7 @@ async def closed(run: Run) -> None:
 
 
 async def token_given(run: Run) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while run.first_tokens is None:  # noqa: ASYNC110 - the fake engine has no event for it
-            await asyncio.sleep(0.001)
+    await until(lambda: run.first_tokens is not None, "the first token to be given")
 
 
 async def prefilled(prefill: Node, decode: Node, key: str = "r1/0") -> Run:
@@ -110,9 +109,7 @@ async def test_the_prefill_node_forgets_a_job_when_the_decode_node_is_ready() ->
         run = await prefilled(prefill, decode)
         assert prefill.jobs.handed_over_count == 1
         decode.engine.ready("r1/0", transferred_bytes=4096)
-        async with asyncio.timeout(WAIT_S):
-            while prefill.jobs.handed_over_count:  # noqa: ASYNC110 - a counter has no event
-                await asyncio.sleep(0.001)
+        await until(lambda: not prefill.jobs.handed_over_count, "the job to be forgotten")
         prefill.engine.dropped.clear()
         await prefill.kill()
         assert prefill.engine.dropped == {}, "nothing was left to give back"
@@ -379,9 +376,7 @@ class TestAClientLeaves:
             run = await prefilled(prefill, decode)
             await client.leave()
             await closed(run)
-            async with asyncio.timeout(WAIT_S):
-                while "r1/0" not in prefill.engine.dropped:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await until(lambda: "r1/0" in prefill.engine.dropped, "the source to be dropped")
 
     @pytest.mark.parametrize("when", ["planned", "tokens"])
     async def test_in_the_middle_of_being_told_its_nodes_are_freed(self, when: str) -> None:

@@ -13,6 +13,7 @@ from pdd.daemon.running_job import JobReports
 from pdd.rpc.v1 import cluster_pb2
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.test_node_jobs import R1, Node, make_job, quiet
+from tests.waiting import until
 
 __all__ = ["quiet"]
 
@@ -59,9 +60,7 @@ async def test_what_is_forgotten_counts_no_more_and_is_not_dropped_later() -> No
     held.forget(A)
     assert (len(held), held.size) == (0, 0)
     hold(held, B)
-    async with asyncio.timeout(10):
-        while not dropped:  # noqa: ASYNC110 - a timer has no event
-            await asyncio.sleep(0.001)
+    await until(lambda: dropped, "the other job to be dropped")
     assert dropped == [B]
 
 
@@ -186,9 +185,7 @@ async def test_a_prefill_job_ends_with_its_scheduler_and_its_handed_over_blocks_
     await node.over()
     node.jobs.scheduler_lost(node.reports)
     assert not node.engine.dropped, "a decode node may be fetching them"
-    async with asyncio.timeout(10):
-        while not node.engine.dropped:  # noqa: ASYNC110 - the fake engine has no event for it
-            await asyncio.sleep(0.001)
+    await until(lambda: node.engine.dropped, "the blocks to be dropped")
 
 
 @pytest.mark.parametrize("emitted", ["", "ab"])

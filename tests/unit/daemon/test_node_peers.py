@@ -1,7 +1,6 @@
 """Nodes that hear of each other through a scheduler, over real gRPC; only engines are scripted."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ from pdd.daemon.running_job import JobReports
 from pdd.daemon.scheduler_metrics import ClusterMetrics
 from pdd.rpc.v1 import cluster_pb2
 from pdd.transfer.peer_book import JoinSettings
-from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, grpc_cluster
+from tests.unit.daemon.grpc_cluster import GrpcCluster, Node, grpc_cluster
+from tests.waiting import until
 
 MIB = 1 << 20
 
@@ -25,12 +25,6 @@ MIB = 1 << 20
 def logs() -> Iterator[list[Any]]:
     with capture_logs() as captured:
         yield captured
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - the fake engine has no event for it
-            await asyncio.sleep(0.002)
 
 
 def linked(node: Node) -> list[tuple[str, int]]:

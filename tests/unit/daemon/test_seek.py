@@ -31,6 +31,7 @@ from tests.unit.daemon.test_takeover import (
     over,
     told,
 )
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +79,8 @@ async def lost(cluster: GrpcCluster) -> None:
 
 async def attached_to(count: int, cluster: GrpcCluster) -> None:
     """Every node has so many schedulers."""
-    async with asyncio.timeout(WAIT_S):
-        for node in cluster.nodes:
-            while len(node.service._reports) != count:  # noqa: ASYNC110 -- it has no event for it
-                await asyncio.sleep(0.001)
+    for node in cluster.nodes:
+        await until(lambda: len(node.service._reports) == count, f"{count} schedulers")  # noqa: B023
 
 
 async def test_a_stream_is_sought_by_its_id_and_goes_on_where_it_runs() -> None:

@@ -31,6 +31,7 @@ from tests.sinks import Collected
 from tests.unit.daemon.fake_engine import Run, ids_of, out
 from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, Node, Scheduler, grpc_cluster
 from tests.unit.daemon.test_driver_over_grpc import prefilled, text_of, tokens_of
+from tests.waiting import until
 
 R1 = RequestId("r1")
 NAME = RunName(path="/v1/completions", tenant="default", key="k1", digest=b"d")
@@ -107,9 +108,7 @@ async def next_life(cluster: GrpcCluster, **changes: Any) -> Home:
 
 async def heard_nobody(node: Node) -> None:
     """The node has noticed that its scheduler is gone."""
-    async with asyncio.timeout(WAIT_S):
-        while node.service._reports:  # noqa: ASYNC110 - it has no event for that
-            await asyncio.sleep(0.001)
+    await until(lambda: not node.service._reports, "its scheduler to be gone")
 
 
 async def told(sink: Collected, count: int) -> None:

@@ -22,6 +22,7 @@ from pdd.connector.link_messages import (
 )
 from pdd.engine import link_server
 from pdd.engine.link_server import LinkServer
+from tests.waiting import until
 
 WAIT_S = 10.0
 
@@ -229,7 +230,7 @@ async def test_closing_cuts_strangers_off_too() -> None:
     reader, writer = await daemon.stranger()
     writer.write(b"\0")
     await writer.drain()
-    await asyncio.sleep(0.01)  # until the server has accepted it
+    await until(lambda: daemon.server._open, "the server to accept it")
     daemon.server.close()
     assert await cut_off(reader, writer)
 

@@ -36,6 +36,7 @@ from pdd.replication.filesystem import OsFileSystem
 from pdd.replication.kv_machine import KvMachine, decode_value, encode_add, encode_get
 from pdd.replication.storage import Storage, open_storage
 from pdd.replication.submissions import Answer, CommandSubmission, QuerySubmission
+from tests.waiting import until
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 WAIT_S = 20.0
@@ -153,9 +154,8 @@ class Bench:
         return asker
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 -- conditions inside the core send no events
-                await asyncio.sleep(0.001)
+        """Conditions inside the core send no events."""
+        await until(condition, lambda: f"its condition, in {self.core}")
 
     async def until_leader(self) -> None:
         await self.until(lambda: self.core.role is Role.LEADER)
