@@ -45,7 +45,7 @@ class UpProcess:
         )
         try:
             self.http = self._endpoint(self._child)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: `with` calls no __exit__ when __enter__ raises
             self._stop()
             raise
         return self

@@ -67,7 +67,7 @@ def start_in_background(
         process.stdin.write(json.dumps(task, default=str).encode())
         process.stdin.close()
         _wait_until_ready(process, report=report, log_path=log_path)
-    except BaseException:
+    except BaseException:  # Ctrl-C and SIGTERM too: half a cluster would stay in the background
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT_S + 2)

@@ -78,7 +78,7 @@ def run_up(request: UpRequest, *, environment: Mapping[str, str]) -> int:
                 _print_endpoint(record, as_json=request.as_json)
                 return 0
             return _run_in_foreground(request, state_dir, plans, model=model_name)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a record without a cluster would stay behind
             _remove_own_record(state_dir)
             raise
         finally:

@@ -58,7 +58,7 @@ class LocalGroup:
         try:
             for name in self.names:
                 self.start(name)
-        except BaseException:
+        except BaseException:  # cancellation too: no __aexit__ follows an __aenter__ that raises
             await self.close()
             raise
         return self

@@ -81,7 +81,7 @@ class SharedSlots:
             os.ftruncate(self._fd, self.size_bytes)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self._fd, self.size_bytes)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody else could ever close it
             os.close(self._fd)
             raise
         _want_huge_pages(self._map)
