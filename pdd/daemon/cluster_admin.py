@@ -123,9 +123,11 @@ class ClusterAdmin:
                 raise NotPossible(error.details()) from error
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NotPossible(f"scheduler at {self._scheduler}: {error.details()}") from error
+            is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             raise NodeUnavailable(
-                f"scheduler at {self._scheduler} did not answer within {timeout_s:g} s: "
-                f"{error.code().name}: {error.details()}"
+                f"scheduler at {self._scheduler}"
+                + (f" did not answer within {timeout_s:g} s" if is_late else "")
+                + f": {error.code().name}: {error.details()}"
             ) from error
 
 
