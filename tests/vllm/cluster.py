@@ -1,5 +1,7 @@
 """A real cluster on this machine, started as an operator would, and requests to it."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -10,10 +12,14 @@ from typing import Any
 
 import httpx
 
+from pdd.cli.main import main
 from tests.waiting import wait_until
 
 START_TIMEOUT_S = 300.0
 """Bound of a start on a busy two-core machine; an idle one takes 30 to 60 s."""
+
+ANSWER_TIMEOUT_S = 240.0
+"""Bound of one answer there: an engine that others keep from its core needs minutes at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,9 @@ class Cluster:
         self, path: str, body: dict[str, Any], *, headers: dict[str, str] | None = None
     ) -> httpx.Response:
         """One request, whatever its status."""
-        return httpx.post(f"{self.http}{path}", json=body, headers=headers, timeout=120.0)
+        return httpx.post(
+            f"{self.http}{path}", json=body, headers=headers, timeout=ANSWER_TIMEOUT_S
+        )
 
     def complete(
         self, prompt: str | list[int], *, tenant: str | None = None, **fields: Any
@@ -59,23 +67,25 @@ class Cluster:
 
     def node_list(self) -> list[dict[str, Any]]:
         """``pdd node list -o json``."""
-        done = run_cli("node", "list", "-o", "json", "--state-dir", str(self.state_dir))
+        done = run_here("node", "list", "-o", "json", "--state-dir", str(self.state_dir))
         assert done.returncode == 0, done.stderr
         listed: list[dict[str, Any]] = json.loads(done.stdout)
         return listed
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """``pdd node list`` by name; empty while no scheduler answers."""
-        done = run_cli("node", "list", "-o", "json", "--state-dir", str(self.state_dir))
+        done = run_here("node", "list", "-o", "json", "--state-dir", str(self.state_dir))
         rows = json.loads(done.stdout) if done.returncode == 0 else []
         return {row["name"]: row for row in rows}
 
     def wait_until_ready(self) -> None:
-        """Wait until every node is ready, as after the death of one."""
-        wait_until(
-            lambda: {row["state"] for row in self.node_list()} == {"ready"},
-            lambda: f"all to be ready; {self.node_list()}",
-        )
+        """Wait until every node is ready, as after its death or that of the scheduler."""
+        wanted = {node.name: "ready" for node in self.nodes if node.role != "scheduler"}
+
+        def states() -> dict[str, str]:
+            return {name: row["state"] for name, row in self.rows().items()}
+
+        wait_until(lambda: states() == wanted, lambda: f"{wanted}; there is {states()}")
 
     def node_gauges(self) -> dict[str, float]:
         """The nodes' gauges of ``/metrics`` by their text, labels included."""
@@ -132,6 +142,15 @@ def run_cli(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedPro
         timeout=timeout_s,
         check=False,
     )
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process: soon enough to meet a stream that lasts a second, and cheap enough
+    to ask again and again. It catches this process's output, so one thread at a time."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def start_cluster(state_dir: Path, *options: str) -> Cluster:

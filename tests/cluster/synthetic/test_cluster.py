@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pdd.cli.main import main
-from tests.vllm.cluster import Cluster, Node, logs, run_cli, start_cluster, stop_cluster
+from tests.vllm.cluster import Cluster, Node, logs, run_here, start_cluster, stop_cluster
 
 WAIT_S = 20.0
 """How long a test waits for something to happen before it fails; nothing is measured with it."""
@@ -105,7 +105,7 @@ def stream(
 
 
 def why(cluster: Cluster, request_id: str) -> list[dict[str, Any]]:
-    done = run_cli("why", request_id, "-o", "json", "--state-dir", str(cluster.state_dir))
+    done = run_here("why", request_id, "-o", "json", "--state-dir", str(cluster.state_dir))
     assert done.returncode == 0, done.stderr
     decisions: list[dict[str, Any]] = json.loads(done.stdout)
     return decisions
@@ -170,7 +170,7 @@ def test_a_running_request_s_blocks_are_located_on_its_nodes(
     ((*block_ids,),) = decode["rank_block_ids"]
     assert len(set(block_ids)) == len(block_ids) >= usage["prompt_tokens"] // 16
 
-    done = run_cli("block", "locate", told["request_id"], "--state-dir", str(cluster.state_dir))
+    done = run_here("block", "locate", told["request_id"], "--state-dir", str(cluster.state_dir))
     assert (done.returncode, done.stdout) == (1, "")
     assert "has ended: no block is held for it any more" in done.stderr
 

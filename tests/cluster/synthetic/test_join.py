@@ -1,6 +1,7 @@
 """What happens between nodes before the first request, and how a slow path shows."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from tests.cluster.synthetic.pair import (
     nodes,
     settings,
 )
-from tests.vllm.cluster import Cluster, logs, run_cli, start_cluster, stop_cluster
+from tests.vllm.cluster import Cluster, logs, run_here, start_cluster, stop_cluster
 from tests.waiting import until, wait_until
 
 WAIT_S = 20.0
@@ -222,14 +223,14 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
     assert (link["peer"], link["transport"]) == ("prefill-0", "tcp")
     assert link["received_bytes"] == moved
     assert link["bytes_per_s"] > 0
-    shown = run_cli("node", "show", "decode", "--state-dir", str(floored.state_dir))
+    shown = run_here("node", "show", "decode", "--state-dir", str(floored.state_dir))
     assert shown.returncode == 0, shown.stderr
     assert "below the floor" in shown.stdout
     assert "GB/s" in shown.stdout
-    health = httpx.get(f"{floored.http}/health", timeout=10.0)
-    assert health.status_code == 200
-    assert "degraded: decode-0" in health.json()["reason"]
-    doctor = run_cli("doctor", "--state-dir", str(floored.state_dir))
+    answer = httpx.get(f"{floored.http}/health", timeout=10.0)
+    assert answer.status_code == 200
+    assert "degraded: decode-0" in answer.json()["reason"]
+    doctor = run_here("doctor", "--state-dir", str(floored.state_dir))
     assert doctor.returncode == 0, doctor.stdout
     (told,) = [line for line in doctor.stdout.splitlines() if "node decode-0" in line]
     assert told.startswith("warning")
@@ -255,10 +256,9 @@ def test_a_slow_path_says_so_still_serves_and_recovers_with_its_cause(floored: C
         ),
     )
     events = [event["event"] for event in log_events(floored, "decode-0")]
-    assert [one for one in events if one in ("node_degraded", "node_recovered")] == [
-        "node_degraded",
-        "node_recovered",
-    ]
+    health = [one for one in events if one in ("node_degraded", "node_recovered")]
+    # The second transfer may have been measured by itself: another rate, told again.
+    assert [one for one, _ in itertools.groupby(health)] == ["node_degraded", "node_recovered"]
     assert [one for one in events if one in ("peer_joined", "peer_left")] == [
         "peer_joined",
         "peer_left",
@@ -332,9 +332,9 @@ def test_a_node_of_another_tensor_parallelism_joins_and_serves(
             before = connects(cluster)
             # decode-0 holds these prompts, and would be given them again.
             place = ("--state-dir", str(cluster.state_dir))
-            assert run_cli("node", "cordon", "decode-0", *place).returncode == 0
+            assert run_here("node", "cordon", "decode-0", *place).returncode == 0
             answers = [cluster.complete(prompt, **body) for prompt in prompts]
-            assert run_cli("node", "uncordon", "decode-0", *place).returncode == 0
+            assert run_here("node", "uncordon", "decode-0", *place).returncode == 0
             usages = [one["usage"]["pdd"] for one in answers]
             assert {usage["decode_node"] for usage in usages} == {"decode-9"}
             for answer, usage, other in zip(answers, usages, expected, strict=True):

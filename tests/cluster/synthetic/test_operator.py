@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+from tests.vllm.cluster import Cluster, run_here, start_cluster, stop_cluster
 from tests.waiting import wait_until
 
 WAIT_S = 30.0
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def pdd(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
-    done = run_cli(*arguments, "--state-dir", str(cluster.state_dir))
+    done = run_here(*arguments, "--state-dir", str(cluster.state_dir))
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 

@@ -184,6 +184,7 @@ def scheduler_pid(cluster: Cluster) -> int:
 def test_a_stream_whose_scheduler_is_killed_goes_on_with_nothing_lost_or_doubled(
     case: str, event_count: int, cluster: Cluster, uncut: dict[str, dict[str, Any]]
 ) -> None:
+    cluster.wait_until_ready()  # all nodes have found the scheduler that came after the last kill
     told = Told()
 
     def kill(count: int) -> None:

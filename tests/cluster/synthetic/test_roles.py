@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
+from tests.vllm.cluster import Cluster, run_here, start_cluster, stop_cluster
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
@@ -38,22 +38,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def as_configured(cluster: Cluster) -> Iterator[None]:
+    """Gives back what a test has set."""
     yield
     nodes = sorted(node.name for node in cluster.nodes if node.role != "scheduler")
     for name in nodes:
-        run_cli("node", "uncordon", name, "--state-dir", str(cluster.state_dir))
+        run_here("node", "uncordon", name, "--state-dir", str(cluster.state_dir))
     for name in nodes:  # decode nodes first: one must always be there
         code, _, err = role(cluster, name, "auto")
         assert code == 0, err
 
 
 def role(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
-    done = run_cli("node", "role", *arguments, "--state-dir", str(cluster.state_dir))
+    done = run_here("node", "role", *arguments, "--state-dir", str(cluster.state_dir))
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 
 def cordon(cluster: Cluster, name: str) -> None:
-    done = run_cli("node", "cordon", name, "--state-dir", str(cluster.state_dir))
+    done = run_here("node", "cordon", name, "--state-dir", str(cluster.state_dir))
     assert done.returncode == 0, done.stderr
 
 
@@ -149,11 +150,17 @@ def test_both_new_duties_are_served_over_the_new_links(cluster: Cluster) -> None
     usage = answer["usage"]["pdd"]
     assert (usage["prefill_node"], usage["decode_node"]) == ("decode-0", "prefill-1")
     assert usage["transferred_bytes"] > 0
-    row = next(row for row in cluster.node_list() if row["name"] == "decode-0")
+    row = cluster.rows()["decode-0"]
     assert (row["role"], row["configured_role"]) == ("prefill", "decode")
     assert (row["role_decided_by"], row["role_reason"]) == ("operator", "trial")
-    assert {link["peer"] for link in row["links"]} == {"prefill-1", "decode-1"}
-    shown = run_cli("node", "show", "decode-0", "--state-dir", str(cluster.state_dir)).stdout
+
+    def peers() -> set[str]:  # a node tells its links with its next heartbeat
+        return {link["peer"] for link in cluster.rows()["decode-0"]["links"]}
+
+    wait_until(
+        lambda: peers() == {"prefill-1", "decode-1"}, lambda: f"its new links; it has {peers()}"
+    )
+    shown = run_here("node", "show", "decode-0", "--state-dir", str(cluster.state_dir)).stdout
     assert "prefill (operator: trial)" in shown
 
 
@@ -195,7 +202,7 @@ def test_a_node_that_is_killed_in_mid_change_comes_back_with_its_new_duty(cluste
     with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
         answers = [pool.submit(stream, cluster, prompt, **LONG) for prompt in PROMPTS[:4]]
         cluster.wait_until_busy(within_s=WAIT_S)
-        run_cli("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
+        run_here("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
         code, out, err = role(cluster, "decode-0", "prefill", "--no-wait")
         assert (code, "changes to prefill" in out) == (0, True), out + err
         os.kill(next(node.pid for node in cluster.nodes if node.name == "decode-0"), signal.SIGKILL)
@@ -215,21 +222,18 @@ def test_ctrl_c_ends_the_watching_and_not_the_change(cluster: Cluster) -> None:
     """The last sequence may take long; whoever watches may go."""
     cordon(cluster, "decode-1")
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
-        answer = pool.submit(stream, cluster, PROMPTS[0], **{**LONG, "max_tokens": 400})
+        answer = pool.submit(stream, cluster, PROMPTS[0], **{**LONG, "max_tokens": 800})
         cluster.wait_until_busy(within_s=WAIT_S)
-        run_cli("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
+        run_here("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
         command = ["node", "role", "decode-0", "prefill", "--state-dir", str(cluster.state_dir)]
-        watching = subprocess.Popen(
-            [sys.executable, "-m", "pdd.cli.main", *command],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert watching.stderr is not None
-        assert "changes to prefill: 1 requests to finish" in watching.stderr.readline()
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(timeout=WAIT_S) != 0
-        watching.stderr.close()
-        assert len(answer.result(timeout=WAIT_S)) == 400
+        with subprocess.Popen(
+            [sys.executable, "-m", "pdd.cli.main", *command], stderr=subprocess.PIPE, text=True
+        ) as watching:
+            assert watching.stderr is not None
+            assert "changes to prefill: 1 requests to finish" in watching.stderr.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(timeout=WAIT_S) != 0
+        assert len(answer.result(timeout=WAIT_S)) == 800
     wait_until(lambda: duties(cluster)["decode-0"] == "prefill", "the change to be done")
 
 
@@ -256,7 +260,7 @@ def test_a_scheduler_that_is_killed_in_mid_change_knows_what_was_set(cluster: Cl
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
         answer = pool.submit(stream, cluster, PROMPTS[0], **{**LONG, "max_tokens": 1500})
         cluster.wait_until_busy(within_s=WAIT_S)
-        run_cli("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
+        run_here("node", "uncordon", "decode-1", "--state-dir", str(cluster.state_dir))
         code, out, _ = role(cluster, "decode-0", "prefill", "--no-wait")
         assert (code, "changes to prefill" in out) == (0, True), out
         os.kill(scheduler_pid(cluster), signal.SIGKILL)

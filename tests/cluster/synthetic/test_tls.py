@@ -31,7 +31,7 @@ from pdd.rpc.v1 import (
 )
 from pdd.tls.paths import TlsPaths
 from pdd.tls.security import TlsSecurity
-from tests.vllm.cluster import run_cli
+from tests.vllm.cluster import run_cli, run_here
 from tests.waiting import wait_until
 
 PDD = (sys.executable, "-m", "pdd.cli.main")
@@ -69,7 +69,7 @@ class Hosts:
     def issue(self, name: str, role: str, *hosts: str, force: bool = False) -> None:
         options = [part for host in hosts for part in ("--host", host)]
         options += ["--force"] * force
-        done = run_cli("certs", "issue", name, "--role", role, "--dir", str(self.certs), *options)
+        done = run_here("certs", "issue", name, "--role", role, "--dir", str(self.certs), *options)
         assert done.returncode == 0, done.stderr
 
     def write(self, name: str, **changes: dict[str, Any]) -> Path:
@@ -152,7 +152,7 @@ class Hosts:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     found = Hosts(tmp_path_factory.mktemp("hosts"))
     write_model(found.folder / "model")
-    assert run_cli("certs", "init", "--dir", str(found.certs)).returncode == 0
+    assert run_here("certs", "init", "--dir", str(found.certs)).returncode == 0
     for name, host in HOSTS.items():
         found.issue(name, name.partition("-")[0], host)
     found.issue("front", "scheduler", "127.0.0.1")
@@ -191,13 +191,13 @@ def test_text_is_generated_over_transfers_between_hosts_that_know_each_other(hos
 def test_commands_show_a_clients_certificate(hosts: Hosts) -> None:
     address = hosts.addresses["scheduler-0"]["grpc"]
     options = [p for key, path in hosts.files("anna").items() for p in (f"--{key}", path)]
-    done = run_cli("node", "list", "--scheduler", address, "-o", "json", *options)
+    done = run_here("node", "list", "--scheduler", address, "-o", "json", *options)
     assert done.returncode == 0, done.stderr
     assert {
         node["name"]: (node["state"], node["address"].partition(":")[0])
         for node in json.loads(done.stdout)
     } == {"prefill-0": ("ready", "127.0.0.2"), "decode-0": ("ready", "127.0.0.3")}
-    assert run_cli("node", "list", "--scheduler", address).returncode == 1
+    assert run_here("node", "list", "--scheduler", address).returncode == 1
     url = f"https://{hosts.addresses['scheduler-0']['http']}"
     done = run_cli("chat", "hello", "--url", url, "--max-tokens", "5", "--ca", options[1])
     assert done.returncode == 0, done.stderr
@@ -275,7 +275,7 @@ def test_a_renewed_front_door_needs_no_restart(hosts: Hosts) -> None:
     before = serial()
     assert serial() == before
     hosts.issue("front", "scheduler", "127.0.0.1", force=True)
-    shown = run_cli("certs", "show", str(hosts.certs / "front.crt"), "-o", "json")
+    shown = run_here("certs", "show", str(hosts.certs / "front.crt"), "-o", "json")
     assert int(serial(), 16) == int(json.loads(shown.stdout)["serial"], 16) != int(before, 16)
     assert len(hosts.events("scheduler-0", "certificate_renewed")) == 1
 
