@@ -35,3 +35,8 @@ CHUNK_TOKENS = 512
 def salt(prompt: str, setting: str) -> str:
     """Keeps each case's prefix cache cold, as exactness asks (design: Exactness)."""
     return f"{prompt}/{setting}"
+
+
+def block_bytes() -> int:
+    """Of SmolLM2-135M: 30 layers x 3 KV heads x 128 tokens x (64 K + 64 V) x 2 bytes."""
+    return 30 * 3 * BLOCK_TOKENS * 128 * 2

@@ -11,7 +11,7 @@ import pytest
 
 from tests.vllm.answers import answer_of
 from tests.vllm.cluster import Cluster
-from tests.vllm.prompts import BLOCK_TOKENS, CASES
+from tests.vllm.prompts import BLOCK_TOKENS, CASES, block_bytes
 
 
 @pytest.mark.parametrize(("prompt", "setting"), CASES)
@@ -34,14 +34,14 @@ def test_a_disaggregated_answer_equals_colocated_and_plain_vllm(
         assert choice["text"] == plain["text"]
         assert choice["finish_reason"] == plain["finish_reason"]
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(plain["logprobs"], abs=1e-6)
-    assert_blocks_moved(pair, answer)
+    assert_blocks_moved(answer)
 
 
 def test_most_cases_are_compared_with_plain_vllm(references: dict[str, dict[str, Any]]) -> None:
     assert len(references["plain"]) >= len(CASES) - 4
 
 
-def assert_blocks_moved(pair: Cluster, answer: dict[str, Any]) -> None:
+def assert_blocks_moved(answer: dict[str, Any]) -> None:
     usage = answer["usage"]
     if len(answer["choices"][0]["token_ids"]) == 1 and answer["choices"][0]["finish_reason"] == (
         "stop"
@@ -49,11 +49,6 @@ def assert_blocks_moved(pair: Cluster, answer: dict[str, Any]) -> None:
         return  # the prefill node's first token ended it; whether blocks had left is a race
     blocks = -(-usage["prompt_tokens"] // BLOCK_TOKENS)
     assert usage["pdd"]["path"] == "disaggregated"
-    assert usage["pdd"]["transferred_bytes"] == blocks * block_bytes(pair)
+    assert usage["pdd"]["transferred_bytes"] == blocks * block_bytes()
     assert usage["pdd"]["decode_computed_prompt_tokens"] <= 1
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-def block_bytes(pair: Cluster) -> int:
-    """SmolLM2-135M: 30 layers x 3 KV heads x 128 tokens x (64 K + 64 V) x 2 bytes."""
-    return 30 * 3 * BLOCK_TOKENS * 128 * 2

@@ -7,7 +7,7 @@ import pytest
 
 from tests.vllm.answers import FEATURE_PROMPT, FEATURES
 from tests.vllm.cluster import Cluster
-from tests.vllm.prompts import MAX_TOKENS
+from tests.vllm.prompts import BLOCK_TOKENS, MAX_TOKENS, block_bytes
 
 STAYS_ON_ONE_ENGINE = {"presence penalty", "frequency penalty", "bad words", "json", "choice"}
 EOS = 2
@@ -92,22 +92,32 @@ def test_a_stop_string_may_span_the_two_engines(pair: Cluster) -> None:
     pair.wait_until_idle(within_s=10.0)
 
 
-def test_a_repeated_prompt_is_found_in_both_caches_and_moves_only_what_is_missing(
-    pair: Cluster,
-) -> None:
+def test_a_repeated_prompt_is_computed_where_it_is_held_and_nothing_moves(pair: Cluster) -> None:
     prompt = [700 + i for i in range(300)]  # two full blocks of 128, and 44 tokens
     cold = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="twice")
     warm = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="twice")
     other = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="someone else")
-    block_bytes = cold["usage"]["pdd"]["transferred_bytes"] // 3
 
-    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
-    assert warm["usage"]["pdd"]["transferred_bytes"] == block_bytes
-    assert warm["usage"]["pdd"]["decode_computed_prompt_tokens"] <= 1
-    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert other["usage"]["pdd"]["transferred_bytes"] == 3 * block_bytes
+    assert_all_moved(cold, blocks=3)
+    assert_follow_up(warm, cached_tokens=2 * BLOCK_TOKENS)
+    assert_all_moved(other, blocks=3)
     assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+
+
+def test_a_prompt_with_a_long_new_part_is_found_in_both_caches_and_moves_only_the_new_blocks(
+    pair: Cluster,
+) -> None:
+    prompt = [1300 + i for i in range(700)]  # most of it new: no follow-up
+    pair.complete(prompt[:300], max_tokens=4, temperature=0.0, cache_salt="longer")
+    longer = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="longer")
+    fresh = pair.complete(prompt, max_tokens=4, temperature=0.0, cache_salt="longer, elsewhere")
+
+    usage = longer["usage"]
+    assert usage["pdd"]["path"] == "disaggregated"
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * BLOCK_TOKENS
+    assert usage["pdd"]["transferred_bytes"] == (6 - 2) * block_bytes()
+    assert usage["pdd"]["decode_computed_prompt_tokens"] <= 1
+    assert_all_moved(fresh, blocks=6)
 
 
 def test_tenants_never_hit_each_other_s_blocks(pair: Cluster) -> None:
@@ -117,11 +127,30 @@ def test_tenants_never_hit_each_other_s_blocks(pair: Cluster) -> None:
         for tenant in ("acme", "umbrella", None, "acme", "umbrella", None)
     ]
 
-    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers]
-    assert cached == [0, 0, 0, 256, 256, 256]
-    sent = [one["usage"]["pdd"]["transferred_bytes"] for one in answers]
-    assert sent[0] == sent[1] == sent[2] > 2 * sent[3] == 2 * sent[4] == 2 * sent[5] > 0
+    for answer in answers[:3]:
+        assert_all_moved(answer, blocks=3)
+    for answer in answers[3:]:
+        assert_follow_up(answer, cached_tokens=2 * BLOCK_TOKENS)
     assert len({tuple(one["choices"][0]["token_ids"]) for one in answers}) == 1
+
+
+def assert_all_moved(answer: dict[str, Any], *, blocks: int) -> None:
+    """Nobody had anything of its prompt."""
+    usage = answer["usage"]
+    assert usage["pdd"]["path"] == "disaggregated"
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage["pdd"]["transferred_bytes"] == blocks * block_bytes()
+    assert usage["pdd"]["decode_computed_prompt_tokens"] <= 1
+
+
+def assert_follow_up(answer: dict[str, Any], *, cached_tokens: int) -> None:
+    """The decode node had most of its prompt, and computed the rest itself."""
+    usage = answer["usage"]
+    assert usage["pdd"]["path"] == "local"
+    assert usage["pdd"]["prefill_node"] is None
+    assert usage["prompt_tokens_details"]["cached_tokens"] == cached_tokens
+    assert usage["pdd"]["transferred_bytes"] == 0
+    assert usage["pdd"]["decode_computed_prompt_tokens"] == usage["prompt_tokens"] - cached_tokens
 
 
 def test_the_stage_times_add_up_and_nothing_is_held_afterwards(pair: Cluster) -> None:
