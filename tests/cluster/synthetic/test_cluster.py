@@ -11,6 +11,7 @@ import pytest
 
 from pdd.cli.main import main
 from tests.vllm.cluster import Cluster, Node, logs, run_here, start_cluster, stop_cluster
+from tests.waiting import wait_until
 
 WAIT_S = 20.0
 """How long a test waits for something to happen before it fails; nothing is measured with it."""
