@@ -3,8 +3,8 @@
 Every request is sent with an ``Idempotency-Key``, so that it runs once however often it is sent. A
 stream that broke is continued with ``GET /v1/streams/{id}`` behind the last event that came; if
 none came, it is sent again. Who leaves a stream early says so (``DELETE``): with a key, the request
-would run on for a while. Other servers than pdd are used as far as they go: without event ids a
-stream that broke is an error.
+would run on for a while. Other servers than pdd are used as far as they go: without event ids, or
+without ``x-pdd-request-id``, a stream that broke is an error.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ class Client:
 
     ``addresses``: URLs of schedulers, with or without ``/v1``; the first one is asked first.
     ``tls``: for https; None trusts what this machine trusts. ``headers``: sent with every request
-    (``x-pdd-tenant``...). ``patience_s``: how long after the last news a request that was taken is
-    looked for.
+    (``x-pdd-tenant``...). ``patience_s``: how long a request that was taken is looked for, see
+    ``retry``.
     """
 
     def __init__(
@@ -171,9 +171,14 @@ class _Follow:
         self._is_heard = False
         self.is_over = False
 
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether the rest can be asked for: by the stream's name, and the id of what came last."""
+        return bool(self._last_id and self._request_id)
+
     def ask(self, session: aiohttp.ClientSession, address: str) -> Any:
         """The request for what comes next, to be entered."""
-        if self._last_id and self._request_id:
+        if self._can_go_on:
             return session.get(
                 f"{address}/v1/streams/{self._request_id}",
                 headers={"Last-Event-ID": self._last_id},
@@ -189,7 +194,6 @@ class _Follow:
         self._request_id = response.headers.get("x-pdd-request-id", self._request_id)
         events = EventStream()
         async for chunk in response.content.iter_any():
-            retry.taken(now_s=clock())
             for event in events.feed(chunk):
                 if event.data == "[DONE]":
                     self.is_over = True
@@ -199,6 +203,7 @@ class _Follow:
                     self.is_over = document["error"].get("code") != _STOPPING_CODE
                     raise _Lost(_message(document), is_final=self.is_over)
                 self._last_id, self._is_heard = event.last_id, True
+                retry.heard()
                 yield document
         raise self._broke_off("the stream ended without [DONE]")
 
@@ -206,7 +211,7 @@ class _Follow:
         """Whether a server may have the request although its connection failed."""
         if isinstance(error, aiohttp.ClientConnectorError):
             return False
-        if self._is_heard and not self._last_id:
+        if self._is_heard and not self._can_go_on:
             raise self._broke_off(f"{type(error).__name__}: {error}").reason from error
         return True
 
@@ -216,8 +221,8 @@ class _Follow:
             await session.delete(f"{address}/v1/streams/{self._request_id}")
 
     def _broke_off(self, why: str) -> "_Lost":
-        """Without an id of what came last, nobody could tell the rest."""
-        is_final = self._is_heard and not self._last_id
+        """What came cannot be told from the rest: sent again, it would come twice."""
+        is_final = self._is_heard and not self._can_go_on
         return _Lost(f"the answer broke off: {why}", is_final=is_final, may_run=True)
 
 

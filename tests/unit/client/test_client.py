@@ -163,6 +163,65 @@ async def test_a_scheduler_that_stops_is_left_for_the_next_one() -> None:
         gate.set()
 
 
+async def test_a_silent_stream_that_breaks_is_looked_for_however_long_it_was_silent() -> None:
+    now_s = [0.0]
+    gate = asyncio.Event()
+    first, second = frames("a", "b")
+    steps = [Planned(plan=PLAN), first, gate, second, ended(completion_tokens=2)]
+    async with (
+        front(steps) as served,
+        proxy(served) as broken,
+        Client([broken.url], patience_s=10.0, clock=lambda: now_s[0]) as client,
+    ):
+        stream = client.stream("/v1/completions", {"prompt": "hi"})
+        assert (await anext(stream))["choices"][0]["text"] == "a"
+        now_s[0] = 100.0
+        for task in broken.tasks:
+            task.cancel()
+        gate.set()
+        assert "".join([one["choices"][0]["text"] async for one in stream]) == "b"
+
+
+@asynccontextmanager
+async def other_server(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """One that says ``answer`` to whoever asks, and closes: its URL, and what was asked."""
+    asked: list[bytes] = []
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n"))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    finally:
+        server.close()
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
+
+
+async def test_events_with_ids_of_a_stream_without_a_name_are_not_told_twice() -> None:
+    """A server, or a proxy before one, that leaves out ``x-pdd-request-id``."""
+    answer = STREAM_HEAD + b'\r\nid: 1\ndata: {"choices": [{"text": "a"}]}\n\n'
+    async with other_server(answer) as (url, asked), Client([url], patience_s=0.3) as client:
+        stream = client.stream("/v1/completions", {"prompt": "hi"})
+        assert (await anext(stream))["choices"][0]["text"] == "a"
+        with pytest.raises(RequestFailed, match="broke off"):
+            await anext(stream)
+        assert len(asked) == 1
+
+
+async def test_a_server_that_takes_a_stream_and_says_nothing_is_given_up() -> None:
+    answer = STREAM_HEAD + b"x-pdd-request-id: r-1\r\n\r\n"
+    async with other_server(answer) as (url, asked), Client([url] * 2, patience_s=0.5) as client:
+        with pytest.raises(RequestFailed, match="broke off"):
+            await asyncio.wait_for(documents(client, {"prompt": "hi"}), 10.0)
+        assert 2 < len(asked) < 10
+
+
 async def test_nobody_anywhere_is_told_at_once() -> None:
     async with Client([NOBODY]) as client:
         with pytest.raises(NodeUnavailable, match=r"nobody serves at http://127\.0\.0\.1:1"):
