@@ -19,11 +19,9 @@ class NodeSession:
         self.closed = asyncio.Event()
         self.close_reason = ""
 
-    def submit(self, submit: cluster_pb2.Submit) -> None:
-        """Queue new work."""
-        self.outbox.put(
-            cluster_pb2.SchedulerMessage(submits=cluster_pb2.SubmitBatch(submits=[submit]))
-        )
+    def submit(self, message: cluster_pb2.SchedulerMessage) -> None:
+        """Queue new work: ``message.submits``."""
+        self.outbox.put(message)
 
     def cancel(self, request_id: str) -> None:
         """Queue a cancellation."""

@@ -73,6 +73,9 @@ def coalesce(messages: Iterable[StreamMessageT], *, kinds: Collection[str]) -> l
 
     ``kinds``: members of the oneof ``message`` that are lists, so that merging appends.
     """
+    messages = list(messages)
+    if len(messages) == 1:
+        return messages  # to ask for its size costs as much as to send it
     merged: list[StreamMessageT] = []
     room_bytes = 0
     for message in messages:

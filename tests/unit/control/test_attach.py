@@ -29,6 +29,12 @@ from tests.unit.daemon.grpc_cluster import (
 from tests.unit.daemon.test_driver_over_grpc import text_of, text_request
 
 
+def submits(**fields: Any) -> cluster_pb2.SchedulerMessage:
+    return cluster_pb2.SchedulerMessage(
+        submits=cluster_pb2.SubmitBatch(submits=[cluster_pb2.Submit(**fields)])
+    )
+
+
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[list[Any]]:
     with capture_logs() as captured:
@@ -240,11 +246,11 @@ async def test_submits_and_cancels_keep_their_order_and_share_messages() -> None
         task = asyncio.create_task(link.run())
         await cluster.scheduler.until(lambda: "decode-0" in cluster.scheduler.states())
         session = cluster.scheduler.driver._sessions[NodeName("decode-0")]
-        session.submit(cluster_pb2.Submit(request_id="a"))
-        session.submit(cluster_pb2.Submit(request_id="b"))
+        session.submit(submits(request_id="a"))
+        session.submit(submits(request_id="b"))
         session.cancel("a")
         session.cancel("b")
-        session.submit(cluster_pb2.Submit(request_id="a", generation=1))
+        session.submit(submits(request_id="a", generation=1))
         session.first_token("a", 1, {0: 9}, has_choices=False)
         async with asyncio.timeout(WAIT_S):
             while len(handler.said) < 4:
@@ -379,8 +385,8 @@ class TestBrokenStreams:
             client = Client(generate(cluster.scheduler.driver, text_request()))
             await node.engine.job("r1/0")
             session = cluster.scheduler.driver._sessions[NodeName("decode-0")]
-            session.submit(cluster_pb2.Submit(request_id="odd", kind="speculate"))
-            session.submit(cluster_pb2.Submit(request_id="r1", generation=1, kind="speculate"))
+            session.submit(submits(request_id="odd", kind="speculate"))
+            session.submit(submits(request_id="r1", generation=1, kind="speculate"))
             (await node.engine.job("r1/0")).feed(out("a", eos=True))
             assert text_of(await client.all()) == "a"
             assert cluster.scheduler.states() == {"decode-0": "ready"}
