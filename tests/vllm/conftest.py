@@ -64,8 +64,11 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
 def pair(
     references: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """One prefill node, one decode node, one scheduler."""
-    cluster = start_cluster(tmp_path_factory.mktemp("pair") / "state")
+    """One prefill node, one decode node, one scheduler. A follow-up is computed where it is held,
+    however slow this machine may be at the moment."""
+    cluster = start_cluster(
+        tmp_path_factory.mktemp("pair") / "state", "--set", "scheduler.path.local_stall_s=60"
+    )
     try:
         yield cluster
     finally:
