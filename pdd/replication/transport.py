@@ -92,23 +92,26 @@ class Transport:
         peer, size_bytes = message.target, len(message.data)
         header = encode_message(replace(message, data=b""), self._identity)
         requests = cut(message.data, hello=self._hello, message=header)
-        delivered = False
+        delivered, fault = False, ""
         try:
             # A channel of its own: its bytes fill no window that heartbeats need.
             address = self._senders[peer].address
             async with self._security.channel(address, options=CHANNEL_OPTIONS) as channel:
                 await RaftStub(channel).InstallSnapshot(requests, timeout=deadline_s(size_bytes))
             delivered = True
-            log.info(
-                "raft_snapshot_sent", peer=peer, index=message.meta.index, size_bytes=size_bytes
-            )
         except grpc.aio.AioRpcError as error:
-            log.warning(
-                "raft_snapshot_not_sent",
-                peer=peer,
-                index=message.meta.index,
-                reason=f"{error.code().name}: {error.details()}",
-            )
-        # Before the report, which may ask for the next one at once.
-        self._snapshots.pop(peer, None)
+            fault = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # `run` ends
+            fault = "gRPC cancelled the call"  # what it does when a write of ours goes wrong
+        finally:
+            # However it ended, and before the report, which may ask for the next one at once.
+            self._snapshots.pop(peer, None)
+        index = message.meta.index
+        if delivered:
+            log.info("raft_snapshot_sent", peer=peer, index=index, size_bytes=size_bytes)
+        else:
+            log.warning("raft_snapshot_not_sent", peer=peer, index=index, reason=fault)
         self.report_snapshot(peer, delivered)
