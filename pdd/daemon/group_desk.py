@@ -278,6 +278,7 @@ class GroupDesk:
             untold.discard(request_id)
         self._step(event)
         self._tell_taken(request_id)
+        self._tell_less(event)
 
     def takes(self, effect: Effect) -> bool:
         """Whether an effect is about a request that another scheduler holds; then it is done."""
@@ -326,6 +327,17 @@ class GroupDesk:
             other.known_generation = request.generation
             self._send(other.holder, taken_to_proto(request))
 
+    def _tell_less(self, told: RequestTold) -> None:
+        """If what runs was given less room here than its holder believes."""
+        request = self._core.requests.get(told.request.request_id)
+        if (
+            request is not None
+            and request.phase is not Phase.QUEUED
+            and request.generation == told.generation
+            and request.granted_tokens < told.granted_tokens
+        ):
+            self._send(told.holder, place_to_proto(request))
+
     def _send(self, holder: str, item: decisions_pb2.LeaderItem) -> None:
         session = self._holders.get(holder)
         if session is not None:  # else it tells what it has when it is back
@@ -338,8 +350,12 @@ class GroupDesk:
         self._link = link
         self._told.clear()
         log.info("leader_attached", leader=link.leader, held=len(self._core.requests))
+        running = [one for one in self._core.requests.values() if one.phase is not Phase.QUEUED]
+        for request in running:  # before anybody new is given their room
+            self._tell(request.id)
         for request_id in self._core.requests:
-            self._tell(request_id)
+            if request_id not in self._told:
+                self._tell(request_id)
         link.send(decisions_pb2.HolderItem(all_told=decisions_pb2.AllTold()))
 
     def leader_said(self, link: LeaderLink, item: decisions_pb2.LeaderItem) -> None:

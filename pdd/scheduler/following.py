@@ -20,6 +20,7 @@ from pdd.scheduler.group_events import (
 )
 from pdd.scheduler.growth import next_grant
 from pdd.scheduler.nodes import Node
+from pdd.scheduler.policy.decider import looks_back
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.state import State
 
@@ -33,14 +34,48 @@ def leadership_changed(state: State, event: LeadershipChanged, now_s: float) -> 
         for request in [request for request in state.requests.values() if request.holder]:
             state.end(request)
         return []
-    return refuse_hopeless(state, now_s)
+    return [*_keep_promises(state), *refuse_hopeless(state, now_s)]
+
+
+def _keep_promises(state: State) -> list[Effect]:
+    """Give no node's blocks out twice. A leader that had not heard of all that runs may have given
+    this scheduler a place where others of its own are; the next one takes some away when it hears
+    of both. If that is this one: the youngest waits again.
+
+    Output that cannot be continued elsewhere keeps its place: until it ends the node may be short
+    of blocks, and its engine has to preempt; it is given nothing meanwhile.
+    """
+    effects: list[Effect] = []
+    for node in state.nodes.values():
+        while node.unleased_block_count() < 0:
+            movable = [
+                request
+                for request_id in node.leases
+                if may_move(request := state.requests[request_id])
+            ]
+            if not movable:
+                break
+            youngest = max(movable, key=lambda request: request.arrival_index)
+            why = f"resumed after {node.name} was promised to others too"
+            effects += queue_again(state, youngest, why)
+    return effects
+
+
+def may_move(request: Request) -> bool:
+    """Whether it can wait again, and go on at another node."""
+    return request.first_token_s is None or looks_back(request.request.sampling) is None
 
 
 def place_given(state: State, event: PlaceGiven, now_s: float) -> list[Effect]:
     """The leader has chosen. What cannot be obeyed here ends the attempt; the leader hears of it by
     the request's next generation."""
     request = state.requests.get(event.request_id)
-    if request is None or not _is_news(request, event.generation):
+    if request is None:
+        return []
+    if request.generation == event.generation and request.phase is not Phase.QUEUED:
+        _grant_less(state, request, event)
+        return []
+    if not _is_news(request, event.generation):
         return []
     effects = _begin_attempt(state, request, event.generation, event.interruption)
     if (why := _obstacle(state, request, event.plan)) is not None:
@@ -70,6 +105,19 @@ def place_given(state: State, event: PlaceGiven, now_s: float) -> list[Effect]:
         kind = "local" if request.decode is None else "prefill"
         effects.append(submit(request, node, kind, now_s))
     return effects
+
+
+def _grant_less(state: State, request: Request, event: PlaceGiven) -> None:
+    """The leader has less room than was promised for what runs: it hears of growth that much
+    earlier. An output that is longer by now grows with its next token."""
+    if request.decode is None or event.plan.decode_node != request.decode:
+        return
+    if event.granted_tokens >= request.granted_tokens:
+        return
+    request.grant(event.granted_tokens)
+    node = state.nodes[request.decode]
+    blocks = blocks_of(request, node, output_tokens=event.granted_tokens)
+    node.lower(request.id, blocks=blocks)
 
 
 def place_taken(state: State, event: PlaceTaken) -> list[Effect]:

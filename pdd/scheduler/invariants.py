@@ -1,5 +1,6 @@
 """What is true between any two events."""
 
+from pdd.scheduler.following import may_move
 from pdd.scheduler.requests import Phase
 from pdd.scheduler.state import State
 
@@ -38,3 +39,9 @@ def check(state: State) -> None:
             assert holder is not None, f"{node.name} leases blocks to nobody: {request_id}"
             assert node.name in (holder.prefill, holder.decode), request_id
             assert holder.phase is not Phase.QUEUED, request_id
+        # A scheduler that does not lead may hold places of two leaders at one node until the second
+        # has heard of the first one's, a round trip later; the engine preempts if it comes to that.
+        # Whoever comes to lead takes back what is too much, but for what cannot move.
+        if state.leads and node.unleased_block_count() < 0:
+            movable = [name for name in node.leases if may_move(state.requests[name])]
+            assert not movable, f"{node.name} promised too many blocks: {movable}"

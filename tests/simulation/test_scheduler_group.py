@@ -150,10 +150,7 @@ class Scheduler:
                     if not self.desk.takes(effect):
                         self.obey(effect)
                 self.desk.stepped(event, effects)
-                nodes = self.core.nodes.values()
-                # What two leaders promised of one node is kept until it is used up.
-                if self.core.leads and all(node.unleased_block_count() >= 0 for node in nodes):
-                    self.core.check()
+                self.core.check()
         finally:
             self._is_stepping = False
 

@@ -6,8 +6,10 @@ from pdd.core.frames import EngineFacts
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Path, Plan
 from pdd.daemon.group_desk import GroupDesk
+from pdd.rpc.v1 import decisions_pb2
 from pdd.scheduler.effects import Announce, Complete, Effect
-from pdd.scheduler.events import Event, HeldSequence, OutputRecovered
+from pdd.scheduler.events import Event, HeldSequence, OutputRecovered, RequestArrived
+from pdd.scheduler.group_events import LeadershipChanged, PlaceGiven
 from pdd.scheduler.requests import Phase, Request
 from pdd.tls.security import PLAIN
 from tests.builders import Cluster, make_finish, make_request
@@ -39,6 +41,58 @@ class Leader:
         effects = self.cluster.step(event)
         self.own += [effect for effect in effects if not self.desk.takes(effect)]
         self.desk.stepped(event, effects)
+
+
+class Followed:
+    """Stands in for the link to a leader: what was sent there."""
+
+    leader = "s1"
+
+    def __init__(self) -> None:
+        self.sent: list[decisions_pb2.HolderItem] = []
+
+    def send(self, item: decisions_pb2.HolderItem) -> None:
+        self.sent.append(item)
+
+
+async def test_a_new_leader_hears_of_what_runs_before_it_hears_of_who_waits() -> None:
+    holder = Leader()
+    holder.step(LeadershipChanged(leads=False))
+    for name in ("r1", "r2"):
+        holder.step(RequestArrived(request=make_request(name)))
+    plan = Plan(path=Path.LOCAL, prefill_node=None, decode_node=D0, reason="why")
+    holder.step(PlaceGiven(request_id=RequestId("r2"), generation=0, plan=plan, granted_tokens=16))
+    link = Followed()
+    holder.desk.leader_attached(link)  # type: ignore[arg-type]
+    assert [item.request.parameters.request_id for item in link.sent] == ["r2", "r1", ""]
+    assert link.sent[-1].WhichOneof("item") == "all_told"
+
+
+async def test_a_holder_is_told_where_less_was_left_for_what_it_runs() -> None:
+    leader = Leader()
+    leader.step(RequestArrived(request=make_request("big", prompt_token_count=1400)))
+    session = HolderSession("s1")
+    leader.desk.holder_attached(session)
+    sent: list[decisions_pb2.LeaderItem] = []
+    session.send = sent.append  # type: ignore[method-assign]
+    plan = Plan(path=Path.LOCAL, prefill_node=None, decode_node=D0, reason="why")
+    request = Request(
+        request=make_request("r1", max_tokens=400),
+        arrived_s=0.0,
+        plan=plan,
+        decode=D0,
+        phase=Phase.DECODING,
+        first_token_s=0.0,
+        granted_tokens=400,
+    )
+    leader.desk.holder_said(session, told_to_proto(request, output_token_count=10, now_s=0.0))
+    (item,) = sent
+    assert (item.request_id, item.generation) == ("r1", 0)
+    assert item.place.granted_token_count == 42
+    leader.desk.holder_said(
+        session, told_to_proto(leader.cluster.core.requests[R1], output_token_count=10, now_s=0.0)
+    )
+    assert len(sent) == 1, "it knows"
 
 
 async def test_the_end_of_what_was_taken_over_is_told_here_not_to_the_scheduler_that_is_gone() -> (

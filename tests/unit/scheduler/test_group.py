@@ -3,6 +3,8 @@
 Random worlds of both together: tests/simulation/test_scheduler_group.py.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from pdd.core.errors import AdmissionRejected, InvalidRequest, NodeUnavailable
@@ -16,6 +18,7 @@ from pdd.scheduler.events import (
     RequestArrived,
     SequenceFinished,
     SequenceGrew,
+    SequenceStarted,
 )
 from pdd.scheduler.group_events import (
     AttemptEnded,
@@ -232,3 +235,40 @@ def test_who_leads_no_longer_forgets_what_others_hold_and_goes_on_with_its_own()
     assert leader.step(LeadershipChanged(leads=False)) == []
     assert list(leader.core.requests) == ["mine"]
     assert leader.core.requests[RequestId("mine")].phase is Phase.PREFILLING
+
+
+def test_a_holder_promises_no_more_than_the_new_leader_and_grows_from_there() -> None:
+    holder = follower()
+    holder.step(RequestArrived(request=make_request(max_tokens=400)))
+    holder.step(given(LOCAL, granted_tokens=400))
+    assert holder.step(given(LOCAL, granted_tokens=42)) == []
+    request = holder.core.requests[R1]
+    assert (request.granted_tokens, request.grows_at_tokens) == (42, 27)
+    assert holder.core.nodes[DECODE].leases == {R1: 5}
+    assert holder.step(given(LOCAL, granted_tokens=100)) == [], "it asks when it needs more"
+    assert request.granted_tokens == 42
+    holder.core.check()
+
+
+def test_who_comes_to_lead_gives_no_block_out_twice() -> None:
+    holder = follower()
+    for name in ("r1", "r2", "r3"):
+        holder.step(RequestArrived(request=make_request(name, prompt_token_count=640)))
+        holder.step(replace(given(LOCAL), request_id=RequestId(name)))
+    assert holder.core.nodes[DECODE].unleased_block_count() < 0, "two leaders were there"
+    effects = holder.step(LeadershipChanged(leads=True))
+    assert effects == [Cancel(node=DECODE, request_id=RequestId("r3"))]
+    assert holder.core.requests[RequestId("r3")].phase is Phase.QUEUED
+    holder.core.check()
+
+
+def test_output_that_cannot_be_continued_keeps_a_place_that_was_promised_twice() -> None:
+    holder = follower()
+    for name in ("r1", "r2", "r3"):
+        request = make_request(name, prompt_token_count=640, presence_penalty=1.0)
+        holder.step(RequestArrived(request=request))
+        holder.step(replace(given(LOCAL), request_id=RequestId(name)))
+        holder.step(SequenceStarted(request_id=RequestId(name), generation=0))
+    assert holder.step(LeadershipChanged(leads=True)) == []
+    holder.step(RequestArrived(request=make_request("r4")))
+    assert holder.core.requests[RequestId("r4")].phase is Phase.QUEUED, "nothing more is promised"
