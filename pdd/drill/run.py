@@ -15,7 +15,7 @@ from typing import Any
 from pdd.drill.cluster import POLL_S, SCHEDULERS, DrillCluster, DrillStuckError
 from pdd.drill.faults import CHANGES_LEADER, Fault, Round, plan_rounds
 from pdd.drill.load import STREAM_CLIENTS, Load, Question, undisturbed
-from pdd.drill.verdict import Cost, broken, cost_of, texts_of
+from pdd.drill.verdict import Cost, broken, cost_of, texts_of, without_the_lost
 from pdd.replication.percentiles import percentile
 
 START_TIMEOUT_S = 120.0
@@ -29,11 +29,14 @@ BLOCKS_TIMEOUT_S = 40.0
 
 @dataclass(slots=True, kw_only=True)
 class DrillResult:
-    """``faults``: everything that must not be; empty when the drill passed."""
+    """``faults``: everything that must not be; empty when the drill passed. ``lost_with_both``:
+    requests whose scheduler and node were killed together, and whose clients were told that nobody
+    knows them: two failures at once, which no promise covers."""
 
     seed: int
     rounds: int = 0
     requests: int = 0
+    lost_with_both: int = 0
     faults: list[str] = field(default_factory=list)
     costs: dict[Fault, Cost] = field(default_factory=dict)
 
@@ -45,6 +48,7 @@ class DrillResult:
             "seed": self.seed,
             "requests": self.requests,
             "promises_broken": len(self.faults),
+            "lost_with_both": self.lost_with_both,
             "new_leader_ms_p50": round(percentile(leaders_ms, 50), 1),
             "new_leader_ms_max": round(max(leaders_ms, default=0.0), 1),
             "kinds": {
@@ -77,6 +81,7 @@ async def run_drill(
                 ) from error
             result.rounds += 1
             result.requests += drill.request_count
+            result.lost_with_both += drill.lost_count
             result.faults += [f"round {round_.number + 1} ({round_.fault}): {f}" for f in faults]
             result.costs.setdefault(round_.fault, Cost()).add(drill.cost)
             say(f"round {round_.number + 1}: {round_.fault} {_told(drill, faults)}")
@@ -89,6 +94,7 @@ class _Round:
         self._plan = plan
         self._texts = texts
         self.request_count = 0
+        self.lost_count = 0
         self.cost = Cost()
 
     async def run(self) -> list[str]:
@@ -116,6 +122,8 @@ class _Round:
             faults = await self._finish(load)
             streams = list(load.streams)
         self.request_count = len(streams)
+        if plan.fault is Fault.KILL_LEADER_AND_NODE:
+            streams, self.lost_count = without_the_lost(streams, struck=struck, at_s=at_s)
         self.cost = cost_of(streams, at_s=at_s, struck=struck, new_leader_s=new_leader_s)
         faults += broken(streams, self._texts)
         faults += await self._blocks_left()
@@ -183,4 +191,6 @@ def _told(drill: _Round, faults: Sequence[str]) -> str:
         if values
     ]
     verdict = f"{len(faults)} PROMISES BROKEN" if faults else "every text whole"
+    if drill.lost_count:
+        verdict += f", {drill.lost_count} known to both dead ones only"
     return f"{', '.join(parts)}; {drill.request_count} requests, {verdict}"

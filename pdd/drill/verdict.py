@@ -10,12 +10,33 @@ from pdd.replication.percentiles import percentile
 _SHOWN_CHARS = 60
 
 
+_UNKNOWN = "is not known to this scheduler"
+"""What a client hears whose request nobody knows any more."""
+
+
 def texts_of(streams: Sequence[Stream]) -> tuple[dict[Question, str], list[str]]:
     """Of an undisturbed run: the text of every question, and what is wrong with that."""
     texts: dict[Question, str] = {}
     for stream in streams:
         texts.setdefault(stream.question, stream.text)
     return texts, broken(streams, texts)
+
+
+def without_the_lost(
+    streams: Sequence[Stream], *, struck: str, at_s: float
+) -> tuple[list[Stream], int]:
+    """Of a round in which a scheduler and a node die at once. Requests that only those two knew are
+    nobody's any more; their clients are told so. Returns the others, and how many such there are:
+    of the struck scheduler, begun before, refused as unknown, and nothing else."""
+    others = [
+        stream
+        for stream in streams
+        if stream.home != struck
+        or stream.began_s > at_s
+        or stream.error is None
+        or _UNKNOWN not in stream.error
+    ]
+    return others, len(streams) - len(others)
 
 
 def broken(streams: Sequence[Stream], texts: Mapping[Question, str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdd.drill.load import KNOCK_TOKENS, STREAM_TOKENS, Question, Stream
-from pdd.drill.verdict import Cost, broken, cost_of, texts_of
+from pdd.drill.verdict import Cost, broken, cost_of, texts_of, without_the_lost
 
 LONG = Question(prompt_index=0, token_count=STREAM_TOKENS)
 SHORT = Question(prompt_index=1, token_count=KNOCK_TOKENS)
@@ -79,3 +79,15 @@ def test_a_kind_of_fault_without_a_figure_says_so() -> None:
     cost.add(Cost(placed_ms=[3.0, 1.0, 2.0]))
     assert cost.summary()["placed_ms"] == {"count": 3, "p50": 2.0, "max": 3.0}
     assert cost.summary()["new_leader_ms"] == {"count": 0, "p50": None, "max": None}
+
+
+def test_only_what_two_dead_ones_knew_alone_is_left_out() -> None:
+    unknown = "RequestFailed: HTTP 404: request r-1 is not known to this scheduler: it runs at"
+    lost = stream(error=unknown)
+    kept = [
+        stream(),
+        stream(error="RequestFailed: HTTP 500"),
+        stream(error=unknown, home="s1"),
+        stream(error=unknown, began_s=12.0),
+    ]
+    assert without_the_lost([lost, *kept], struck="s0", at_s=11.5) == (kept, 1)
