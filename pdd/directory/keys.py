@@ -13,8 +13,7 @@ token ids in the engine's events (`pdd.directory.mirror`).
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
@@ -75,22 +74,15 @@ def block_keys(parent: BlockKey, token_ids: Sequence[int], *, block_size_tokens:
     Raises:
         ValueError: a token id is not in 0..4294967295.
     """
-    block_count = len(token_ids) // block_size_tokens
+    token_count = len(token_ids) // block_size_tokens * block_size_tokens
     try:
-        packed = array("I", token_ids[: block_count * block_size_tokens])
-    except (OverflowError, TypeError) as error:
+        packed = struct.pack(f"<{token_count}I", *token_ids[:token_count])
+    except struct.error as error:
         raise ValueError(f"token ids must be integers in 0..4294967295: {error}") from error
-    if sys.byteorder == "big":
-        packed.byteswap()
-    data = packed.tobytes()
-    step = block_size_tokens * _TOKEN_SIZE_BYTES
     digest = xxhash.xxh3_128_digest
     key: bytes = parent
-    keys = []
-    for start in range(0, block_count * step, step):
-        key = digest(key + data[start : start + step])
-        keys.append(key)
-    return b"".join(keys)
+    blocks = struct.iter_unpack(f"{block_size_tokens * _TOKEN_SIZE_BYTES}s", packed)
+    return b"".join([key := digest(key + block) for (block,) in blocks])
 
 
 def split_keys(keys: bytes) -> list[BlockKey]:
