@@ -11,7 +11,7 @@ grows, so that a fleet which comes back does not stop decisions.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -74,7 +74,7 @@ class DirectoryFeed:
         self._is_anyone_behind = False
         self._entry_count = 0
         self._asked_keys = b""
-        self._match: dict[str, int] = {}
+        self._match: dict[NodeName, int] = {}
         self.refused_message_count = 0
         """Messages of nodes that were dropped because they could not be true."""
         self.asked_snapshot_count = 0
@@ -90,16 +90,20 @@ class DirectoryFeed:
 
     # --- for decisions -----------------------------------------------------------------------
 
-    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
-        """See ``PrefixDirectory``. One look-up tells of all nodes, and serves every question about
-        the same prompt or its beginning."""
-        if not self._machine.is_known(node):
-            return None
-        if keys is not self._asked_keys and not self._asked_keys.startswith(keys):
+    def is_known(self, node: NodeName) -> bool:
+        """See ``PrefixDirectory``."""
+        return self._machine.is_known(node)
+
+    def matches(self, keys: bytes) -> Mapping[NodeName, int]:
+        """See ``PrefixDirectory``. One look-up serves every question about the same prompt."""
+        if keys != self._asked_keys:
             self._asked_keys = keys
-            self._match = self._machine.longest_prefixes(keys).by_node
-        held = self._match.get(node, 0)
-        return held and min(held, len(keys) // KEY_SIZE_BYTES)
+            self._match = {
+                NodeName(name): held
+                for name, held in self._machine.longest_prefixes(keys).by_node.items()
+                if self._machine.is_known(name)
+            }
+        return self._match
 
     # --- for the driver ----------------------------------------------------------------------
 
@@ -209,12 +213,15 @@ class DirectoryFeed:
         entry = DirectoryEntry(leader_time_ms=0, operations=tuple(operations))
         self._entry_count += 1
         statuses = read_result(self._machine.apply(self._entry_count, entry.encode()))
-        self._asked_keys = b""
+        self._forget_answer()
         for operation, status in zip(operations, statuses, strict=True):
             if status not in (Status.APPLIED, Status.DUPLICATE, Status.STALE):
                 self._is_anyone_behind = True
             if isinstance(operation, BlockDelta):
                 self._tell_gone(operation)
+
+    def _forget_answer(self) -> None:
+        self._asked_keys, self._match = b"", {}
 
     def _tell_gone(self, delta: BlockDelta) -> None:
         follower = self._followed.get(NodeName(delta.node))
@@ -228,6 +235,7 @@ class DirectoryFeed:
 
     def _note_behind(self, identity: NodeIdentity) -> None:
         self._machine.note_lost(identity.name)
+        self._forget_answer()
         self._is_anyone_behind = True
         self._changed.set()
 

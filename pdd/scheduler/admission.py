@@ -104,7 +104,7 @@ def ask(state: State, request: Request, now_s: float) -> Question:
         granted_output_tokens=granted,
         now_s=now_s,
         choice_count=len(request.open_choices),
-        keys=request.keys,
+        chain=request.chain,
         caller=request.caller,
         is_long=is_long,
         resumes=request.interruption if request.first_token_s is not None else "",

@@ -62,8 +62,8 @@ from pdd.scheduler.group_events import (
     RequestRefused,
     RequestTold,
 )
-from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.place import Policy
+from pdd.scheduler.pools import Nodes
 from pdd.scheduler.prefixes import NoDirectory, PrefixDirectory
 from pdd.scheduler.requests import Request
 from pdd.scheduler.roles import control, demand, switches
@@ -197,7 +197,7 @@ class SchedulerCore:
                 assert_never(event)
 
     @property
-    def nodes(self) -> dict[NodeName, Node]:
+    def nodes(self) -> Nodes:
         """Members, and lost ones that are still listed. To be read only."""
         return self._state.nodes
 

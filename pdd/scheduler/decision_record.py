@@ -1,8 +1,9 @@
 """One decision: who could have had the request, what it rested on, and why it went so. Pure.
 
-It is kept packed: as objects one with three candidates weighs 2.3 kB, packed 0.3, and most are
-never asked for. A record has the best candidates with their inputs and scores, and counts the
-others by what dropped them. Times are kept to a millisecond, other fractions to seven digits.
+It is kept packed, its numbers as the columns that they were decided by: most records are never
+asked for, and what is not told need not be put in words. A record has the best candidates with
+their inputs and scores, and counts the others by what dropped them. Times are kept to a
+millisecond, other numbers to seven digits.
 
 Packed is the moment (8 bytes, milliseconds), then a msgpack array; read by nobody but the same
 process.
@@ -17,18 +18,21 @@ from operator import attrgetter
 from typing import Any
 
 import msgpack
+import numpy as np
 
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import DEFAULT_TENANT, Path
-from pdd.scheduler.policy.candidate import Candidate
+from pdd.scheduler.policy.candidate import Table
 from pdd.scheduler.policy.decider import PathInputs
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
+from pdd.scheduler.pools import Column
 
 _CANDIDATE_COUNT_MAX = 16
 _PATH_INPUTS = tuple(field.name for field in fields(PathInputs))
 _path_values = attrgetter(*_PATH_INPUTS)
 _MOMENT_MS = struct.Struct("<q")
+_FLOAT = np.dtype(np.float32)
 _INPUTS = (
     *("cached_tokens", "remainder_tokens", "completion_s", "blocks", "claim_blocks"),
     *("unpromised_blocks", "sequences", "load", "transfer_s", "inbound_s", "is_preferred"),
@@ -164,74 +168,99 @@ _packer = msgpack.Packer(use_single_float=True)
 
 
 def _pack_choice(choice: Choice | None) -> tuple[Any, ...] | None:
-    """``(scorers, others, row, row ...)``."""
+    """``(names, chosen, positions left, dropped, others, scorers, inputs, scores, totals)``.
+
+    The last three are float32 columns of all names, and of those left. Positions are among the
+    names; None for all. ``dropped``: ``(position, filter, why)`` of each.
+    """
     if choice is None:
         return None
-    totals, dropped = choice.totals, choice.dropped
     candidates = choice.candidates
-    others: dict[str, int] | None = None
-    if len(candidates) > 1:
-        candidates = tuple(
-            sorted(
-                candidates,
-                key=lambda one: (one is not choice.chosen, -totals.get(one.name, -1.0), one.name),
-            )
-        )
-        if len(candidates) > _CANDIDATE_COUNT_MAX:
-            left_out = candidates[_CANDIDATE_COUNT_MAX:]
-            others = dict(Counter(dropped.get(one.name, ("", ""))[0] for one in left_out))
-            candidates = candidates[:_CANDIDATE_COUNT_MAX]
-    scorers: tuple[str, ...] = ()
-    if choice.chosen is not None:
-        scorers = tuple(choice.scores[choice.chosen.name])
-    return scorers, others, *(_pack_candidate(choice, one) for one in candidates)
-
-
-def _pack_candidate(choice: Choice, candidate: Candidate) -> tuple[Any, ...]:
-    """``(name, is chosen, dropped by, why, total, *inputs, *scores)``. A zero takes one byte as an
-    integer and five as a fraction."""
-    name = candidate.name
-    dropped_by, dropped_why = choice.dropped.get(name, (None, None))
+    if len(candidates) > _CANDIDATE_COUNT_MAX:
+        return _pack_best(choice)
     return (
-        name,
-        candidate is choice.chosen,
-        dropped_by,
-        dropped_why,
-        choice.totals.get(name, 0.0) or 0,
-        candidate.cached_tokens,
-        candidate.remainder_tokens,
-        candidate.completion_s,
-        candidate.blocks,
-        candidate.claim,
-        candidate.unpromised_blocks,
-        candidate.sequence_count,
-        candidate.load or 0,
-        candidate.transfer_s or 0,
-        candidate.inbound_s or 0,
-        candidate.preferred_blocks >= 0,
-        *(value or 0 for value in choice.scores.get(name, {}).values()),
+        candidates.names,
+        choice.chosen_at,
+        None if choice.left is None else choice.left.tolist(),
+        [(at, name, choice.why_dropped(at)) for at, name in choice.dropped.items()],
+        None,
+        *_pack_columns(choice, candidates.inputs, choice.scores, choice.totals),
+    )
+
+
+def _pack_best(choice: Choice) -> tuple[Any, ...]:
+    """The chosen one, then by score, then those that were dropped."""
+    left = np.arange(len(choice.candidates)) if choice.left is None else choice.left
+    ranks = np.arange(0)  # among those left
+    if choice.totals is not None:
+        ranks = np.argsort(-choice.totals, kind="stable")[:_CANDIDATE_COUNT_MAX]
+        chosen_rank = int(np.searchsorted(left, choice.chosen_at))
+        if chosen_rank not in ranks:
+            ranks[-1] = chosen_rank
+    room = _CANDIDATE_COUNT_MAX - len(ranks)
+    dropped = list(choice.dropped)[:room]
+    shown = [*left[ranks].tolist(), *dropped]
+    others = Counter(list(choice.dropped.values())[room:])
+    if len(left) > len(ranks):
+        others[""] = len(left) - len(ranks)
+    scores, totals = choice.scores, choice.totals
+    return (
+        [choice.candidates.names[at] for at in shown],
+        shown.index(choice.chosen_at) if choice.chosen_at >= 0 else -1,
+        list(range(len(ranks))),
+        [
+            (len(ranks) + place, choice.dropped[at], choice.why_dropped(at))
+            for place, at in enumerate(dropped)
+        ],
+        dict(others),
+        *_pack_columns(
+            choice,
+            choice.candidates.inputs[:, shown],
+            None if scores is None else scores[:, ranks],
+            None if totals is None else totals[ranks],
+        ),
+    )
+
+
+def _pack_columns(
+    choice: Choice, inputs: Table, scores: Table | None, totals: Column | None
+) -> tuple[Any, ...]:
+    """``(preferred, scorers, inputs, scores, totals)``."""
+    preferred = choice.candidates.preferred_at
+    return (
+        choice.candidates.names[preferred] if preferred >= 0 else None,
+        choice.profile.scorer_names if scores is not None else (),
+        inputs.astype(_FLOAT).tobytes(),
+        b"" if scores is None else scores.astype(_FLOAT).tobytes(),
+        b"" if totals is None else totals.astype(_FLOAT).tobytes(),
     )
 
 
 def _unpack_choice(packed: Any) -> ChoiceRecord | None:
+    """The chosen one, then by score and name."""
     if packed is None:
         return None
-    scorers, others, *rows = packed
-    return ChoiceRecord(
-        candidates=tuple(_unpack_candidate(scorers, row) for row in rows), other_count=others or {}
-    )
-
-
-def _unpack_candidate(scorers: list[str], row: list[Any]) -> CandidateRecord:
-    name, is_chosen, dropped_by, dropped_why, total, *values = row
-    inputs, scores = values[: len(_INPUTS)], values[len(_INPUTS) :]
-    return CandidateRecord(
-        node=name,
-        is_chosen=is_chosen,
-        dropped_by=dropped_by or "",
-        dropped_why=dropped_why or "",
-        inputs={key: float(value) for key, value in zip(_INPUTS, inputs, strict=True)},
-        # A dropped one has no scores; the others have all of them, in one order.
-        scores=dict(zip(scorers, scores, strict=True)) if scores else {},
-        total=total,
-    )
+    names, chosen, left, dropped, others, preferred, scorers, *columns = packed
+    inputs_of, scores_of, totals = (np.frombuffer(column, dtype=_FLOAT) for column in columns)
+    inputs: list[list[float]] = inputs_of.reshape(len(_INPUTS) - 1, -1).T.tolist()
+    scores: list[list[float]] = scores_of.reshape(len(scorers) or 1, -1).T.tolist()
+    ranks = {at: rank for rank, at in enumerate(range(len(names)) if left is None else left)}
+    whys = {at: (name, why) for at, name, why in dropped}
+    records = []
+    for at, name in enumerate(names):
+        dropped_by, dropped_why = whys.get(at, ("", ""))
+        rank = ranks.get(at) if len(totals) else None
+        values = [*inputs[at], float(name == preferred)]
+        records.append(
+            CandidateRecord(
+                node=name,
+                is_chosen=at == chosen,
+                dropped_by=dropped_by,
+                dropped_why=dropped_why,
+                inputs=dict(zip(_INPUTS, values, strict=True)),
+                scores={} if rank is None else dict(zip(scorers, scores[rank], strict=True)),
+                total=0.0 if rank is None else float(totals[rank]),
+            )
+        )
+    records.sort(key=lambda one: (not one.is_chosen, one.dropped_by != "", -one.total, one.node))
+    return ChoiceRecord(candidates=tuple(records), other_count=others or {})

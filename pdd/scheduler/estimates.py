@@ -1,71 +1,25 @@
 """What nodes, links and requests cost, measured as they run.
 
-Every rate is a ratio of two sums that decay with time (an exponentially weighted average in which
-long observations count more than short ones). A start value counts as a little work, half as much
-after each measurement: one that is ten times wrong is forgotten after a handful of them.
-
-A path that is never taken is never measured. So a link that is not known, or was not used for
-``_KNOWN_FOR_S``, is to be tried (``wants_probe``), and what little is known of is believed to be
-like the others of its kind.
+How a rate follows from what was done is told by ``rates``. A path that is never taken is never
+measured. So a link that is not known, or was not used for ``_KNOWN_FOR_S``, is to be tried
+(``wants_probe``).
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from math import sqrt
-from typing import TypeVar
 
 from pdd.core.identity import NodeName
+from pdd.scheduler.rates import Column, Rate, Rates
 from pdd.scheduler.settings import EstimateSettings
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 _Pair = tuple[NodeName, NodeName]
 
-_START_WEIGHT_S = 0.5
-"""The start value of a rate counts as half a second of work at that rate."""
 _OUTPUT_BUCKET_COUNT = 32
-_SECONDS_MIN = 1e-6
-_FEW_SAMPLES = 8
 _LINK_SAMPLE_BYTES_MIN = 64 << 10
 _KNOWN_FOR_S = 60.0
 """What was measured longer ago may have changed."""
 _RETRY_S = 5.0
 """Between tries of a link, when as many as should do were sent and too few told anything."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Rate:
-    """Amount per second, of one kind of work at one place."""
-
-    start_per_s: float
-    half_life_s: float
-    amount: float = 0.0
-    seconds: float = 0.0
-    sample_count: int = 0
-    updated_s: float | None = None
-
-    @property
-    def per_s(self) -> float:
-        """The estimate; above 0."""
-        if self.sample_count > 20:
-            return self.amount / max(self.seconds, _SECONDS_MIN)
-        weight_s = _START_WEIGHT_S * 0.5**self.sample_count
-        return (self.amount + self.start_per_s * weight_s) / (self.seconds + weight_s)
-
-    def observe(self, amount: float, seconds: float, *, now_s: float) -> None:
-        """``amount`` was done within ``seconds``, of which either may be 0: of two results of one
-        moment, the second one adds no time."""
-        assert amount >= 0.0, amount
-        assert seconds >= 0.0, seconds
-        if self.updated_s is not None:
-            # Only an observation outweighs an older one: while nothing runs the last word holds.
-            kept = max(0.5 ** ((now_s - self.updated_s) / self.half_life_s), 1e-3)
-            self.amount *= kept
-            self.seconds *= kept
-        self.updated_s = now_s
-        self.amount += amount
-        self.seconds += seconds
-        self.sample_count += 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,35 +65,49 @@ class Estimates:
         self._any_decode = Rate(start_per_s=settings.decode_tokens_per_s, half_life_s=half_life_s)
         self._any_link = Rate(start_per_s=settings.link_bytes_per_s, half_life_s=half_life_s)
         self._any_handover = Level(mean=settings.handover_s)
-        self._prefill: dict[NodeName, Rate] = {}
-        self._decode: dict[NodeName, Rate] = {}
-        self._links: dict[_Pair, Rate] = {}
+        self._prefill: Rates[NodeName] = Rates(self._any_prefill)
+        self._decode: Rates[NodeName] = Rates(self._any_decode)
+        self._links: dict[NodeName, Rates[NodeName]] = {}
+        """By source, then by target."""
         self._handovers: dict[_Pair, Level] = {}
         self._tries: dict[_Pair, _Tries] = {}
         self._outputs: dict[int, Level] = {}
 
     def prefill(self, node: NodeName) -> Rate:
         """Prompt tokens computed per second on a node of either role."""
-        return _rate(self._prefill, node, self._any_prefill)
+        return self._prefill.of(node)
+
+    def prefill_per_s(self, nodes: tuple[NodeName, ...]) -> Column:
+        """The rates of several, to be read at once."""
+        return self._prefill.per_s(nodes)
 
     def observe_prefill(self, node: NodeName, tokens: int, seconds: float, *, now_s: float) -> None:
         """A node computed ``tokens`` of prompts within ``seconds`` of work."""
-        self.prefill(node).observe(tokens, seconds, now_s=now_s)
+        self._prefill.observe(node, tokens, seconds, now_s=now_s)
         self._any_prefill.observe(tokens, seconds, now_s=now_s)
 
     def decode(self, node: NodeName) -> Rate:
         """Output tokens per second of one sequence."""
-        return _rate(self._decode, node, self._any_decode)
+        return self._decode.of(node)
 
     def observe_decode(self, node: NodeName, tokens: int, seconds: float, *, now_s: float) -> None:
         """A sequence grew by ``tokens`` within ``seconds``."""
-        self.decode(node).observe(tokens, seconds, now_s=now_s)
+        self._decode.observe(node, tokens, seconds, now_s=now_s)
         self._any_decode.observe(tokens, seconds, now_s=now_s)
 
     def link(self, source: NodeName, target: NodeName) -> Rate:
         """Bytes of KV blocks per second from one node to another."""
-        self.handover(source, target)  # so that ``forget`` finds both by the same keys
-        return _rate(self._links, (source, target), self._any_link)
+        return self._links_from(source).of(target)
+
+    def links_per_s(self, source: NodeName, targets: tuple[NodeName, ...]) -> Column:
+        """The rates to several, to be read at once."""
+        return self._links_from(source).per_s(targets)
+
+    def _links_from(self, source: NodeName) -> Rates[NodeName]:
+        links = self._links.get(source)
+        if links is None:
+            links = self._links[source] = Rates(self._any_link)
+        return links
 
     def handover(self, source: NodeName, target: NodeName) -> Level:
         """Seconds from the first token until the decode node can go on."""
@@ -171,11 +139,11 @@ class Estimates:
         """
         self.handover(source, target).observe(waited_s, now_s=now_s)
         self._any_handover.observe(waited_s, now_s=now_s)
-        link = self.link(source, target)
+        links = self._links_from(source)
         if size_bytes < _LINK_SAMPLE_BYTES_MIN or transfer_s <= 0.0:
             return
-        if waited_s > 0.5 * transfer_s or size_bytes / transfer_s > link.per_s:
-            link.observe(size_bytes, transfer_s, now_s=now_s)
+        if waited_s > 0.5 * transfer_s or size_bytes / transfer_s > links.of(target).per_s:
+            links.observe(target, size_bytes, transfer_s, now_s=now_s)
             self._any_link.observe(size_bytes, transfer_s, now_s=now_s)
 
     def pull_s(self, source: NodeName, target: NodeName, *, size_bytes: int, now_s: float) -> float:
@@ -203,7 +171,7 @@ class Estimates:
         """A prefix has come, or not: then its time was lost, which counts against the link. One
         that was held no more is told at once, and costs next to nothing."""
         if size_bytes >= _LINK_SAMPLE_BYTES_MIN or not is_complete:
-            self.link(source, target).observe(size_bytes, pull_s, now_s=now_s)
+            self._links_from(source).observe(target, size_bytes, pull_s, now_s=now_s)
 
     def wants_probe(self, source: NodeName, target: NodeName, *, now_s: float) -> bool:
         """Whether a hand-over is worth a try only to know what it costs."""
@@ -238,19 +206,12 @@ class Estimates:
 
     def forget(self, node: NodeName) -> None:
         """It is no member any more."""
-        self._prefill.pop(node, None)
-        self._decode.pop(node, None)
+        self._prefill.forget(node)
+        self._decode.forget(node)
+        self._links.pop(node, None)
+        for links in self._links.values():
+            links.forget(node)
+        self._links = {source: links for source, links in self._links.items() if len(links)}
         for key in [key for key in self._handovers if node in key]:
-            self._links.pop(key, None)
             self._tries.pop(key, None)
             del self._handovers[key]
-
-
-def _rate(table: dict[_Key, Rate], key: _Key, any_rate: Rate) -> Rate:
-    """The one of a node or link; what little is known of is believed to be like the others."""
-    rate = table.get(key)
-    if rate is None:
-        rate = table[key] = Rate(start_per_s=any_rate.per_s, half_life_s=any_rate.half_life_s)
-    elif rate.sample_count < _FEW_SAMPLES:
-        rate.start_per_s = any_rate.per_s
-    return rate

@@ -30,6 +30,7 @@ def check(state: State) -> None:
     for name, switch in state.roles.switches.items():
         node = state.nodes[name]
         assert (node.role, node.next_role) == (switch.source, switch.target), name
+    state.nodes.check()
     for node in state.nodes.values():
         node.check()
         assert (node.next_role is None) == (node.name not in state.roles.switches), node.name

@@ -6,6 +6,14 @@ from dataclasses import dataclass, field
 from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
 
 _NAMES_SHOWN_MAX = 3
+_NOTED = frozenset(
+    {
+        *("_leased", "_claimed", "_queued", "_inbound", "_sequences", "_long_blocks"),
+        *("worked_until_s", "state", "role", "next_role"),
+    }
+)
+"""What ``pools`` copies; all else that it reads is fixed for a node's life."""
+_set = object.__setattr__
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +30,7 @@ class Node:
     and no other), ``next_role``: the one that it changes to when it holds nothing any more.
     ``pulls``: it can pull a prefix from a peer, and lend it one.
     ``cache_generation`` counts how often the node said that its prefix cache is empty.
+    Every write to an attribute notes the node for ``pools``, which keeps copies of them.
     """
 
     identity: NodeIdentity
@@ -56,6 +65,9 @@ class Node:
     _queued: int = 0
     _inbound: int = 0
     _sequences: int = 0
+    _long_blocks: int = 0
+    _notes: list["Node"] = field(default_factory=list, repr=False, compare=False)
+    _is_noted: bool = field(default=True, repr=False, compare=False)
     name: NodeName = field(init=False)
     usable_block_count: int = field(init=False)
 
@@ -64,6 +76,21 @@ class Node:
         keeps one as its null block."""
         self.name = self.identity.name
         self.usable_block_count = self.block_count - 1
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _set(self, name, value)
+        if name in _NOTED and not getattr(self, "_is_noted", True):
+            _set(self, "_is_noted", True)
+            self._notes.append(self)
+
+    def note_in(self, notes: list["Node"]) -> None:
+        """From now on it puts itself into this list when it changes, once until ``note_again``."""
+        self._notes = notes
+        self._is_noted = False
+
+    def note_again(self) -> None:
+        """Its changes so far have been seen."""
+        self._is_noted = False
 
     @property
     def takes_work(self) -> bool:
@@ -131,7 +158,7 @@ class Node:
 
     def long_block_count(self) -> int:
         """Blocks that long requests hold."""
-        return sum(self.leases[request_id] for request_id in self.long)
+        return self._long_blocks
 
     def lease(
         self,
@@ -157,6 +184,7 @@ class Node:
         self._sequences += sequence_count
         if is_long:
             self.long[request_id] = None
+            self._long_blocks += blocks
         if queued_tokens > 0:
             if not self.queued_tokens:
                 self.worked_until_s = now_s
@@ -166,14 +194,19 @@ class Node:
     def grow(self, request_id: RequestId, *, blocks: int) -> None:
         """Promise more to a request that runs longer than expected; it is a long one now."""
         assert self.leases[request_id] <= blocks <= self.claims[request_id], request_id
-        self._leased += blocks - self.leases[request_id]
+        added_blocks = blocks - self.leases[request_id]
+        self._leased += added_blocks
+        self._long_blocks += added_blocks if request_id in self.long else blocks
         self.leases[request_id] = blocks
         self.long[request_id] = None
 
     def shrink(self, request_id: RequestId, *, blocks: int, claim: int) -> None:
         """One of several choices has ended: its part of the promise is free."""
         assert blocks <= claim, request_id
-        self._leased += blocks - self.leases[request_id]
+        added_blocks = blocks - self.leases[request_id]
+        self._leased += added_blocks
+        if request_id in self.long:
+            self._long_blocks += added_blocks
         self._claimed += claim - self.claims[request_id]
         self.leases[request_id] = blocks
         self.claims[request_id] = claim
@@ -202,6 +235,11 @@ class Node:
         worked = max(now_s - self.worked_until_s, 0.0) * tokens_per_s
         return max(self._queued - worked, 0.1 * self._queued)
 
+    @property
+    def queued_token_count(self) -> int:
+        """Prompt tokens of requests here that have no token yet."""
+        return self._queued
+
     def expect(self, request_id: RequestId, *, size_bytes: int) -> None:
         """KV blocks of a request are to come here."""
         self.inbound_bytes[request_id] = size_bytes
@@ -209,7 +247,8 @@ class Node:
 
     def received(self, request_id: RequestId) -> None:
         """They are here, or will not come. Idempotent."""
-        self._inbound -= self.inbound_bytes.pop(request_id, 0)
+        if request_id in self.inbound_bytes:
+            self._inbound -= self.inbound_bytes.pop(request_id)
 
     @property
     def inbound_size_bytes(self) -> int:
@@ -218,11 +257,14 @@ class Node:
 
     def release(self, request_id: RequestId) -> None:
         """End a lease. Idempotent: the request may never have had one here."""
-        self._leased -= self.leases.pop(request_id, 0)
+        blocks = self.leases.pop(request_id, 0)
+        self._leased -= blocks
+        if request_id in self.long:
+            del self.long[request_id]
+            self._long_blocks -= blocks
         self._claimed -= self.claims.pop(request_id, 0)
         self._sequences -= self.sequences.pop(request_id, 0)
         self._queued -= self.queued_tokens.pop(request_id, 0)
-        self.long.pop(request_id, None)
         self.received(request_id)
 
     def check(self) -> None:
@@ -233,6 +275,7 @@ class Node:
         assert self._queued == sum(self.queued_tokens.values()), self.name
         assert self._inbound == sum(self.inbound_bytes.values()), self.name
         assert self._sequences == sum(self.sequences.values()), self.name
+        assert self._long_blocks == sum(map(self.leases.__getitem__, self.long)), self.name
         assert self.claims.keys() == self.leases.keys() == self.sequences.keys(), self.name
         for request_id, blocks in self.leases.items():
             assert blocks <= self.claims[request_id], f"{request_id} holds more than its claim"

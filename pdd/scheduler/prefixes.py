@@ -24,18 +24,26 @@ _SETTLE_S = 30.0
 class PrefixDirectory(Protocol):
     """The block directory, as far as decisions need it."""
 
-    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
-        """Leading blocks of a chain that a node holds without a hole; None if its cache is not
-        known. ``keys``: 16 bytes each, joined, as ``pdd.directory.keys`` makes them."""
+    def is_known(self, node: NodeName) -> bool:
+        """Whether a node's cache is followed, so that what is not told of it is not there."""
+        ...
+
+    def matches(self, keys: bytes) -> Mapping[NodeName, int]:
+        """Leading blocks of a chain that nodes hold without a hole; of nodes that are known and
+        hold some. ``keys``: 16 bytes each, joined, as ``pdd.directory.keys`` makes them."""
         ...
 
 
 class NoDirectory:
     """Knows no cache."""
 
-    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
+    def is_known(self, node: NodeName) -> bool:
         """See ``PrefixDirectory``."""
-        return None
+        return False
+
+    def matches(self, keys: bytes) -> Mapping[NodeName, int]:
+        """See ``PrefixDirectory``."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,28 @@ class _Home:
     identity: NodeIdentity
     cache_generation: int
     since_s: float
+
+
+class Chain:
+    """The keys of a prompt's blocks. ``strides``: every ``_STRIDE``-th of them."""
+
+    __slots__ = ("block_count", "keys", "strides")
+
+    def __init__(self, keys: bytes) -> None:
+        """``keys``: 16 bytes each, joined."""
+        self.keys = keys
+        self.block_count = len(keys) // KEY_SIZE_BYTES
+        step = _STRIDE * KEY_SIZE_BYTES
+        self.strides = [
+            keys[end - KEY_SIZE_BYTES : end] for end in range(step, len(keys) + 1, step)
+        ]
+
+    def key(self, position: int) -> bytes:
+        """Of the first ``position`` blocks; at least 1."""
+        return self.keys[(position - 1) * KEY_SIZE_BYTES : position * KEY_SIZE_BYTES]
+
+
+NO_CHAIN = Chain(b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +100,7 @@ class Homes:
 
     def prefix(
         self,
-        keys: bytes,
+        chain: Chain,
         *,
         nodes: Mapping[NodeName, Node],
         directory: PrefixDirectory,
@@ -82,45 +112,27 @@ class Homes:
         along the former, and to look at each key after the last that is known.
         """
         homes = self._homes
-        count = len(keys) // KEY_SIZE_BYTES
-        step = _STRIDE * KEY_SIZE_BYTES
         known = 0
-        for end in range(step, len(keys) + 1, step):
-            key = keys[end - KEY_SIZE_BYTES : end]
+        for key in chain.strides:
             if key not in homes:
                 break
             homes.move_to_end(key)
-            known = end // KEY_SIZE_BYTES
-        for position in range(min(known + _STRIDE - 1, count), 0, -1):
+            known += _STRIDE
+        for position in range(min(known + _STRIDE - 1, chain.block_count), 0, -1):
             if position < known and position % _STRIDE:
                 continue
-            end = position * KEY_SIZE_BYTES
-            key = keys[end - KEY_SIZE_BYTES : end]
+            key = chain.key(position)
             home = homes.get(key)
             if home is None:
                 continue
-            if self._is_stale(home, keys[:end], nodes=nodes, directory=directory, now_s=now_s):
+            if not self._holds_true(home, nodes) or (
+                now_s - home.since_s > _SETTLE_S and _has_lost(home, chain, position, directory)
+            ):
                 del homes[key]
                 continue
             homes.move_to_end(key)
             return Preference(node=home.identity.name, block_count=position)
         return None
-
-    def _is_stale(
-        self,
-        home: _Home,
-        keys: bytes,
-        *,
-        nodes: Mapping[NodeName, Node],
-        directory: PrefixDirectory,
-        now_s: float,
-    ) -> bool:
-        if not self._holds_true(home, nodes):
-            return True
-        if now_s - home.since_s <= _SETTLE_S:
-            return False
-        held = directory.matched_blocks(home.identity.name, keys)
-        return held is not None and 2 * held < len(keys) // KEY_SIZE_BYTES
 
     def caller(self, name: bytes, *, nodes: Mapping[NodeName, Node]) -> NodeName | None:
         """The node of a caller's own key."""
@@ -133,17 +145,18 @@ class Homes:
         self._homes.move_to_end(name)
         return home.identity.name
 
-    def remember(self, keys: bytes, *, caller: bytes, node: Node, now_s: float) -> None:
+    def remember(self, chain: Chain, *, caller: bytes, node: Node, now_s: float) -> None:
         """A request went to ``node``. What has a home keeps it."""
+        homes = self._homes
         home = _Home(node.identity, node.cache_generation, now_s)
-        count = len(keys) // KEY_SIZE_BYTES
-        ends = [*range(_STRIDE, count, _STRIDE), count] if count else []
-        for end in ends:
-            self._homes.setdefault(keys[(end - 1) * KEY_SIZE_BYTES : end * KEY_SIZE_BYTES], home)
+        for key in chain.strides:
+            homes.setdefault(key, home)
+        if chain.block_count % _STRIDE:
+            homes.setdefault(chain.key(chain.block_count), home)
         if caller:
-            self._homes.setdefault(caller, home)
-        while len(self._homes) > self.entry_count_max:
-            self._homes.popitem(last=False)
+            homes.setdefault(caller, home)
+        while len(homes) > self.entry_count_max:
+            homes.popitem(last=False)
 
     def evict(self, node: NodeName, keys: bytes) -> None:
         """The node no longer holds these blocks: it loses the preference for them at once."""
@@ -162,6 +175,14 @@ class Homes:
             and node.cache_generation == home.cache_generation
             and node.takes_work
         )
+
+
+def _has_lost(home: _Home, chain: Chain, position: int, directory: PrefixDirectory) -> bool:
+    """Whether less than half of the first ``position`` blocks are there any more."""
+    name = home.identity.name
+    if not directory.is_known(name):
+        return False
+    return 2 * min(directory.matches(chain.keys).get(name, 0), position) < position
 
 
 def caller_name(*, tenant: str, key: str) -> bytes:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pdd.core.frames import EngineFacts
 from pdd.core.identity import NodeIdentity, NodeName, RequestId
 from pdd.core.requests import GenerateRequest, Path, Plan
+from pdd.scheduler.prefixes import NO_CHAIN, Chain
 
 GROWTH_AHEAD_TOKENS = 16
 """A lease is extended when fewer tokens than this are left of it."""
@@ -35,7 +36,8 @@ class Request:
     """State of one request over all its attempts.
 
     ``arrival_index``: counts all requests; equal times would leave their order open.
-    ``keys``, ``caller``: see ``policy.candidate.Question``.
+    ``keys``: of its prompt's blocks, joined; ``chain`` is made of them. ``caller``: see
+    ``policy.candidate.Question``.
     ``granted_tokens``: output tokens of each choice that its leases allow for; never less than any
     has emitted. Set by ``grant``, with ``grows_at_tokens``: so long an output needs a longer lease.
     ``open_choices``: those that have not ended, in order. ``first_tokens``: what the prefill node
@@ -79,8 +81,10 @@ class Request:
     prefill_facts: EngineFacts = field(default_factory=EngineFacts)
     open_choices: tuple[int, ...] = field(init=False)
     first_tokens: dict[int, int] = field(default_factory=dict)
+    chain: Chain = field(init=False)
 
     def __post_init__(self) -> None:
+        self.chain = Chain(self.keys) if self.keys else NO_CHAIN
         self.open_choices = tuple(range(self.request.choice_count))
 
     @property

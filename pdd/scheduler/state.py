@@ -12,8 +12,8 @@ from pdd.scheduler.cordons import Cordon
 from pdd.scheduler.decisions import DecisionLog
 from pdd.scheduler.effects import Cancel, Effect
 from pdd.scheduler.estimates import Estimates
-from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.place import Policy
+from pdd.scheduler.pools import Nodes
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.roles.book import RoleBook
 from pdd.scheduler.settings import SchedulerSettings
@@ -55,7 +55,7 @@ class State:
     kept_for: tuple[RequestId, NodeName, bool] | None = None
     rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))
     cordons: dict[NodeName, Cordon] = field(default_factory=dict)
-    nodes: dict[NodeName, Node] = field(default_factory=dict)
+    nodes: Nodes = field(default_factory=Nodes)
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
     queue: list[RequestId] = field(default_factory=list)
     arrival_count: int = 0

@@ -1,11 +1,21 @@
 """What is asked, and what each node that could answer would cost. The parts read only this."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from pdd.core.identity import NodeIdentity, NodeName
+import numpy as np
+import numpy.typing as npt
+
+from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.requests import GenerateRequest
 from pdd.scheduler.nodes import Node
+from pdd.scheduler.pools import GROWTH, LONG_BLOCKS, Column
+from pdd.scheduler.prefixes import NO_CHAIN, Chain
+
+Table: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Positions: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +25,7 @@ class Question:
     ``token_count``: prompt tokens. ``granted_output_tokens``: output to reserve for now, at most
     ``max_tokens``; equal to it for a request that must never be asked for its blocks back.
     ``choice_count``: outputs that have not ended, each of which needs that much.
-    ``keys``: its block keys, joined; empty where they are not known. ``caller``: the caller's own
+    ``chain``: its block keys; empty where they are not known. ``caller``: the caller's own
     key for affinity. ``is_long``: it belongs to those that share a part of each node.
     ``resumes``: why it can only go on where it can compute its own prompt; empty for a new one.
     ``avoid``: nodes whose engine has just failed it. ``held``: nodes that keep room for another
@@ -26,7 +36,7 @@ class Question:
     granted_output_tokens: int
     now_s: float
     choice_count: int = 1
-    keys: bytes = b""
+    chain: Chain = NO_CHAIN
     caller: bytes = b""
     is_long: bool = False
     resumes: str = ""
@@ -46,6 +56,10 @@ class Question:
             choice_count=self.choice_count,
         )
 
+    def longest_output(self, role: Role) -> int:
+        """Tokens of the longest choice: a prefill node gives the first alone."""
+        return 1 if role is Role.PREFILL else self.request.sampling.max_tokens
+
     def fits_on(self, node: Node, *, output_token_count: int) -> bool:
         """Whether ``node`` could run them, were it empty."""
         return node.can_hold(
@@ -61,32 +75,125 @@ class Candidate:
 
     ``cached_tokens``: prompt tokens that it is believed to hold. ``completion_s``: predicted time
     until it would have computed the rest, behind what it has to do already. ``blocks``: lease that
-    it would take; ``claim``: what the longest output would need, which is ``token_count_max`` long
-    with its prompt. ``holds_choices``: it could run all of several, were it empty. ``load``:
-    1 is full.
+    it would take; ``claim``: what the longest output would need. ``load``: 1 is full.
     ``transfer_s``: predicted time for the blocks that would have to come over. ``inbound_s``: how
     long the link would still be busy with other blocks when the prompt is computed.
-    ``preferred_blocks``: leading blocks for which this node is the preferred one; -1 if it is not
-    preferred at all, 0 if it is for the caller's key.
+    ``growth_blocks``: what present leases may still grow by. ``long_count``, ``long_blocks``: long
+    requests there, and what they hold.
     """
 
-    name: NodeName
     node: Node
-    unpromised_blocks: int
-    sequence_count: int
     cached_tokens: int
     remainder_tokens: int
     completion_s: float
     blocks: int
     claim: int
-    token_count_max: int
+    unpromised_blocks: int
+    sequence_count: int
     load: float
-    holds_choices: bool = True
-    transfer_s: float = 0.0
-    inbound_s: float = 0.0
-    preferred_blocks: int = -1
+    transfer_s: float
+    inbound_s: float
+    growth_blocks: int
+    long_count: int
+    long_blocks: int
 
     @property
-    def is_preferred(self) -> bool:
-        """Whether an affinity points here."""
-        return self.preferred_blocks >= 0
+    def name(self) -> NodeName:
+        """Of the node."""
+        return self.node.name
+
+
+INPUT_COUNT = 10
+"""Rows of ``Candidates.inputs``, named as its attributes are, in that order."""
+
+
+class Candidates:
+    """The nodes of one role, seen from one question, as columns: ``(node count,)`` each.
+
+    ``inputs``: ``(INPUT_COUNT, node count)``, what ``Candidate`` says of one node, from
+    ``cached_tokens`` to ``inbound_s``. ``state``: ``(14, node count)``, rows as ``pools`` names
+    them. ``token_count_max``: prompt and longest output. ``holds_choices``: which could run all of
+    several, were they empty; None where one is asked for.
+    ``preferred_at``: position of the node that an affinity points to, -1 if there is none.
+    """
+
+    cached_tokens: Column
+    remainder_tokens: Column
+    completion_s: Column
+    blocks: Column
+    claim: Column
+    unpromised_blocks: Column
+    sequences: Column
+    load: Column
+    transfer_s: Column
+    inbound_s: Column
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        names: tuple[NodeName, ...],
+        inputs: Table,
+        state: Table,
+        *,
+        token_count_max: int,
+        holds_choices: Mask | None = None,
+        preferred_at: int = -1,
+    ) -> None:
+        self.nodes, self.names, self.inputs, self.state = nodes, names, inputs, state
+        self.token_count_max, self.holds_choices = token_count_max, holds_choices
+        self.preferred_at = preferred_at
+        (
+            self.cached_tokens,
+            self.remainder_tokens,
+            self.completion_s,
+            self.blocks,
+            self.claim,
+            self.unpromised_blocks,
+            self.sequences,
+            self.load,
+            self.transfer_s,
+            self.inbound_s,
+        ) = inputs
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def at(self, position: int) -> Candidate:
+        """One of them."""
+        cached, remainder, completion_s, blocks, claim, unpromised, sequences, load, *times = (
+            self.inputs[:, position].tolist()
+        )
+        growth, long_count, long_blocks = self.state[GROWTH : LONG_BLOCKS + 1, position].tolist()
+        return Candidate(
+            node=self.nodes[position],
+            cached_tokens=int(cached),
+            remainder_tokens=int(remainder),
+            completion_s=completion_s,
+            blocks=int(blocks),
+            claim=int(claim),
+            unpromised_blocks=int(unpromised),
+            sequence_count=int(sequences),
+            load=load,
+            transfer_s=times[0],
+            inbound_s=times[1],
+            growth_blocks=int(growth),
+            long_count=int(long_count),
+            long_blocks=int(long_blocks),
+        )
+
+    def only(self, positions: Positions) -> "Candidates":
+        """Those at ascending ``positions``."""
+        picked = positions.tolist()
+        return Candidates(
+            [self.nodes[position] for position in picked],
+            tuple(self.names[position] for position in picked),
+            self.inputs[:, positions],
+            self.state[:, positions],
+            token_count_max=self.token_count_max,
+            holds_choices=None if self.holds_choices is None else self.holds_choices[positions],
+            preferred_at=picked.index(self.preferred_at) if self.preferred_at in picked else -1,
+        )
+
+    def which(self, holds: Callable[[int], bool]) -> Mask:
+        """Those of which something holds that is no column; ``holds`` takes a position."""
+        return np.fromiter(map(holds, range(len(self))), dtype=np.bool_, count=len(self))

@@ -1,63 +1,62 @@
 """Filters: which candidates cannot or should not have the request, and why.
 
-``ALWAYS`` are in force whatever the configuration says: without them a decision could be wrong.
-``FILTERS`` are put together by name.
+Each is one idea in two functions: which of the candidates it drops, over all of them at once, and
+why it dropped one, in words, for those that somebody reads of. ``ALWAYS`` are in force whatever the
+configuration says: without them a decision could be wrong. ``FILTERS`` are put together by name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from pdd.core.identity import Forking, NodeName
+import numpy as np
+
+from pdd.core.identity import Forking
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy.candidate import Candidate, Question
+from pdd.scheduler.policy.candidate import Candidate, Candidates, Mask, Question
+from pdd.scheduler.pools import (
+    GROWTH,
+    LONG_BLOCKS,
+    LONG_COUNT,
+    SEQUENCES_MAX,
+    TOKENS_MAX,
+    USABLE,
+)
 from pdd.scheduler.settings import PolicySettings
 
-Dropped = dict[NodeName, str]
-Filter = Callable[[Sequence[Candidate], Question, PolicySettings], Dropped]
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """``drops``: None where it has nothing to say of anybody."""
+
+    drops: Callable[[Candidates, Question, PolicySettings], Mask | None]
+    why: Callable[[Candidate, Question, PolicySettings], str]
 
 
-def rested(candidates: Sequence[Candidate], question: Question, _: PolicySettings) -> Dropped:
+def rested(candidates: Candidates, question: Question, _: PolicySettings) -> Mask | None:
     """An engine that has just failed this request gets a pause from it."""
     if not question.avoid:
-        return {}
-    return {
-        candidate.name: "its engine has just failed this request"
-        for candidate in candidates
-        if candidate.node.identity in question.avoid
-    }
+        return None
+    return candidates.which(lambda position: candidates.nodes[position].identity in question.avoid)
 
 
-def fits(candidates: Sequence[Candidate], question: Question, _: PolicySettings) -> Dropped:
-    """Blocks and sequences that are promised to others are not there."""
-    dropped: Dropped = {}
-    for candidate in candidates:
-        if candidate.unpromised_blocks < candidate.blocks:
-            dropped[candidate.name] = (
-                f"{candidate.blocks} blocks wanted, {candidate.unpromised_blocks} unpromised"
-            )
-        elif candidate.sequence_count >= candidate.node.max_num_seqs:
-            dropped[candidate.name] = f"it runs {candidate.sequence_count} sequences, its most"
-        elif candidate.sequence_count + question.choice_count > candidate.node.max_num_seqs:
-            dropped[candidate.name] = (
-                f"{question.choice_count} sequences wanted, it runs {candidate.sequence_count} of "
-                f"{candidate.node.max_num_seqs}"
-            )
-    return dropped
+def _why_rested(_: Candidate, question: Question, __: PolicySettings) -> str:
+    return "its engine has just failed this request"
 
 
-def holds_longest(
-    candidates: Sequence[Candidate], question: Question, _: PolicySettings
-) -> Dropped:
+def holds_longest(candidates: Candidates, question: Question, _: PolicySettings) -> Mask | None:
     """A sequence must be able to reach its end where it runs."""
-    dropped: Dropped = {}
-    for candidate in candidates:
-        node = candidate.node
-        if candidate.token_count_max > node.token_count_max():
-            dropped[candidate.name] = (
-                f"{candidate.token_count_max} tokens wanted, it holds {node.token_count_max()}"
-            )
-        elif not candidate.holds_choices:
-            dropped[candidate.name] = why_not_choices(node, question)
+    dropped: Mask = candidates.state[TOKENS_MAX] < candidates.token_count_max
+    if candidates.holds_choices is not None:
+        dropped |= ~candidates.holds_choices
     return dropped
+
+
+def _why_holds_longest(candidate: Candidate, question: Question, _: PolicySettings) -> str:
+    node = candidate.node
+    wanted = question.token_count + question.longest_output(node.role)
+    if wanted > node.token_count_max():
+        return f"{wanted} tokens wanted, it holds {node.token_count_max()}"
+    return why_not_choices(node, question)
 
 
 def why_not_choices(node: Node, question: Question) -> str:
@@ -71,82 +70,116 @@ def why_not_choices(node: Node, question: Question) -> str:
     )
 
 
-def unheld(candidates: Sequence[Candidate], question: Question, _: PolicySettings) -> Dropped:
-    """Room that is kept for one who waits is not given to others."""
-    if not question.held:
-        return {}
-    return {
-        candidate.name: "its room is kept for a request that waits longer"
-        for candidate in candidates
-        if question.held.get(candidate.name, candidate.blocks) < candidate.blocks
-    }
-
-
-def headroom(
-    candidates: Sequence[Candidate], question: Question, settings: PolicySettings
-) -> Dropped:
-    """Leave room for those that run to grow into, as far as they can grow at all."""
-    dropped: Dropped = {}
-    for candidate in candidates:
-        node = candidate.node
-        if candidate.sequence_count == 0:
-            continue
-        growth = node.growth_block_count() + candidate.claim - candidate.blocks
-        reserve = min(growth, round(settings.headroom_fraction * node.usable_block_count))
-        left = candidate.unpromised_blocks - candidate.blocks
-        if left < reserve:
-            dropped[candidate.name] = (
-                f"it would have {max(left, 0)} blocks left, {reserve} are kept"
-            )
+def fits(candidates: Candidates, question: Question, _: PolicySettings) -> Mask | None:
+    """Blocks and sequences that are promised to others are not there."""
+    sequences_after = candidates.sequences + question.choice_count
+    dropped: Mask = candidates.unpromised_blocks < candidates.blocks
+    dropped |= sequences_after > candidates.state[SEQUENCES_MAX]
     return dropped
 
 
+def _why_fits(candidate: Candidate, question: Question, _: PolicySettings) -> str:
+    if candidate.unpromised_blocks < candidate.blocks:
+        return f"{candidate.blocks} blocks wanted, {candidate.unpromised_blocks} unpromised"
+    if candidate.sequence_count >= candidate.node.max_num_seqs:
+        return f"it runs {candidate.sequence_count} sequences, its most"
+    return (
+        f"{question.choice_count} sequences wanted, it runs {candidate.sequence_count} of "
+        f"{candidate.node.max_num_seqs}"
+    )
+
+
+def unheld(candidates: Candidates, question: Question, _: PolicySettings) -> Mask | None:
+    """Room that is kept for one who waits is not given to others."""
+    held = question.held
+    if not held:
+        return None
+    return candidates.which(
+        lambda position: (
+            candidates.names[position] in held
+            and held[candidates.names[position]] < candidates.blocks[position]
+        )
+    )
+
+
+def _why_unheld(_: Candidate, question: Question, __: PolicySettings) -> str:
+    return "its room is kept for a request that waits longer"
+
+
+def headroom(candidates: Candidates, question: Question, settings: PolicySettings) -> Mask | None:
+    """Leave room for those that run to grow into, as far as they can grow at all."""
+    left = candidates.unpromised_blocks - candidates.blocks
+    reserve_max = np.rint(settings.headroom_fraction * candidates.state[USABLE])
+    dropped: Mask = left < reserve_max
+    if np.count_nonzero(dropped):
+        growth = candidates.state[GROWTH] + candidates.claim - candidates.blocks
+        dropped &= (left < growth) & (candidates.sequences > 0)
+    return dropped
+
+
+def _why_headroom(candidate: Candidate, _: Question, settings: PolicySettings) -> str:
+    growth = candidate.growth_blocks + candidate.claim - candidate.blocks
+    reserve = min(growth, round(settings.headroom_fraction * candidate.node.usable_block_count))
+    left = candidate.unpromised_blocks - candidate.blocks
+    return f"it would have {max(left, 0)} blocks left, {reserve} are kept"
+
+
 def large_share(
-    candidates: Sequence[Candidate], question: Question, settings: PolicySettings
-) -> Dropped:
+    candidates: Candidates, question: Question, settings: PolicySettings
+) -> Mask | None:
     """Large and long requests may not take a whole node between them.
 
     One alone may have what it needs: it could never run otherwise.
     """
-    dropped: Dropped = {}
-    for candidate in candidates:
-        node = candidate.node
-        if not node.long or not (question.is_long or is_large(candidate, settings)):
-            continue
-        blocks = node.long_block_count() + candidate.blocks
-        blocks_max = int(settings.large_share_fraction * node.usable_block_count)
-        count_max = max(int(settings.large_share_fraction * node.max_num_seqs), 1)
-        if blocks > blocks_max:
-            dropped[candidate.name] = f"large ones would hold {blocks} blocks, over {blocks_max}"
-        elif len(node.long) >= count_max:
-            dropped[candidate.name] = f"it runs {len(node.long)} long sequences, their most"
-    return dropped
+    long_count, usable = candidates.state[LONG_COUNT], candidates.state[USABLE]
+    if not np.count_nonzero(long_count):
+        return None
+    concerned: Mask = long_count > 0
+    if not question.is_long:
+        concerned &= candidates.blocks > settings.large_fraction * usable
+    blocks = candidates.state[LONG_BLOCKS] + candidates.blocks
+    share = settings.large_share_fraction
+    count_max = np.maximum(np.floor(share * candidates.state[SEQUENCES_MAX]), 1.0)
+    concerned &= (blocks > np.floor(share * usable)) | (long_count >= count_max)
+    return concerned
 
 
-def inbound(
-    candidates: Sequence[Candidate], question: Question, settings: PolicySettings
-) -> Dropped:
+def _why_large_share(candidate: Candidate, _: Question, settings: PolicySettings) -> str:
+    blocks = candidate.long_blocks + candidate.blocks
+    blocks_max = int(settings.large_share_fraction * candidate.node.usable_block_count)
+    if blocks > blocks_max:
+        return f"large ones would hold {blocks} blocks, over {blocks_max}"
+    return f"it runs {candidate.long_count} long sequences, their most"
+
+
+def inbound(candidates: Candidates, question: Question, settings: PolicySettings) -> Mask | None:
     """Many prefill nodes must not send to one decode node more than its link carries meanwhile."""
-    return {
-        candidate.name: f"its link is {candidate.inbound_s:.1f} s behind what is computed for it"
-        for candidate in candidates
-        if candidate.inbound_s > settings.inbound_full_s
-    }
+    behind: Mask = candidates.inbound_s > settings.inbound_full_s
+    return behind
 
 
-def spill(candidates: Sequence[Candidate], question: Question, settings: PolicySettings) -> Dropped:
+def _why_inbound(candidate: Candidate, _: Question, __: PolicySettings) -> str:
+    return f"its link is {candidate.inbound_s:.1f} s behind what is computed for it"
+
+
+def spill(candidates: Candidates, question: Question, settings: PolicySettings) -> Mask | None:
     """A key whose node is too full goes elsewhere, and comes back when it has room again.
 
     Only this key: what has no preference for the node is left to the scorers.
     """
+    at, limit = candidates.preferred_at, settings.spill_above_fraction
+    if at < 0 or candidates.load[at] <= limit:
+        return None
+    if candidates.load[candidates.load.argmin()] > limit:
+        return None
+    dropped = np.zeros(len(candidates), dtype=np.bool_)
+    dropped[at] = True
+    return dropped
+
+
+def _why_spill(candidate: Candidate, _: Question, settings: PolicySettings) -> str:
     limit = settings.spill_above_fraction
-    if not any(candidate.load <= limit for candidate in candidates):
-        return {}
-    return {
-        candidate.name: f"preferred, but its load is {candidate.load:.0%}, over {limit:.0%}"
-        for candidate in candidates
-        if candidate.is_preferred and candidate.load > limit
-    }
+    return f"preferred, but its load is {candidate.load:.0%}, over {limit:.0%}"
 
 
 def is_large(candidate: Candidate, settings: PolicySettings) -> bool:
@@ -155,14 +188,14 @@ def is_large(candidate: Candidate, settings: PolicySettings) -> bool:
 
 
 ALWAYS: Mapping[str, Filter] = {
-    "rested": rested,
-    "holds_longest": holds_longest,
-    "fits": fits,
-    "unheld": unheld,
+    "rested": Filter(rested, _why_rested),
+    "holds_longest": Filter(holds_longest, _why_holds_longest),
+    "fits": Filter(fits, _why_fits),
+    "unheld": Filter(unheld, _why_unheld),
 }
 FILTERS: Mapping[str, Filter] = {
-    "headroom": headroom,
-    "large_share": large_share,
-    "inbound": inbound,
-    "spill": spill,
+    "headroom": Filter(headroom, _why_headroom),
+    "large_share": Filter(large_share, _why_large_share),
+    "inbound": Filter(inbound, _why_inbound),
+    "spill": Filter(spill, _why_spill),
 }

@@ -10,18 +10,20 @@ from collections.abc import Sequence
 import xxhash
 
 from pdd.core.identity import NodeName
+from pdd.scheduler.pools import Column
 
 _EQUAL = 1e-9
 
 
-def pick(names: Sequence[NodeName], scores: Sequence[float], *, key: bytes) -> int:
+def pick(names: Sequence[NodeName], scores: Column, *, key: bytes) -> int:
     """Index of the winner. At least one name; ``key`` is what belongs together."""
-    best = max(scores)
-    equals = [index for index, score in enumerate(scores) if score >= best - _EQUAL]
+    equals = (scores >= scores[scores.argmax()] - _EQUAL).nonzero()[0].tolist()
     if len(equals) == 1:
-        return equals[0]
-    return max(equals, key=lambda index: (_weight(names[index], key), names[index]))
-
-
-def _weight(name: NodeName, key: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(key + b"\0" + name.encode())
+        return int(equals[0])
+    prefix = key + b"\0"
+    weigh = xxhash.xxh3_64_intdigest
+    # Between two equal weights, the greater name.
+    winner: int = max(
+        (weigh(prefix + names[index].encode()), names[index], index) for index in equals
+    )[2]
+    return winner

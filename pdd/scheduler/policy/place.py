@@ -1,13 +1,23 @@
 """One request, all nodes: the decision, with everything that it rests on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import nsmallest
+
+import numpy as np
 
 from pdd.core.identity import NodeName, Role
 from pdd.core.requests import Path, PlannedPull
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node, not_ready_reason
-from pdd.scheduler.policy.candidate import Candidate, Question
+from pdd.scheduler.policy.candidate import (
+    INPUT_COUNT,
+    Candidate,
+    Candidates,
+    Mask,
+    Question,
+    Table,
+)
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
 from pdd.scheduler.policy.filters import why_not_choices
 from pdd.scheduler.policy.profile import Choice, Profile
@@ -18,14 +28,24 @@ from pdd.scheduler.policy.pull import (
     missing_tokens,
     pull_reason,
 )
-from pdd.scheduler.prefixes import (
-    KEY_SIZE_BYTES,
-    Homes,
-    NoDirectory,
-    Preference,
-    PrefixDirectory,
+from pdd.scheduler.pools import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    INBOUND_BYTES,
+    LOAD,
+    QUEUED,
+    TOKENS_MAX,
+    WORKED_UNTIL,
+    Column,
+    Nodes,
+    Pool,
 )
+from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory
 from pdd.scheduler.settings import PathMode, SchedulerSettings
+
+_FROM_STATE = slice(5, 8)
+"""Rows of ``Candidates.inputs`` that are the first ones of ``Pool.state``."""
+_REASON_COUNT_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +102,6 @@ class Policy:
         self._settings = settings
         self._estimates = estimates
         self._directory = directory
-        self._has_directory = not isinstance(directory, NoDirectory)
         self._prefill = Profile(
             filters=policy.prefill_filters, scorers=policy.prefill_scorers, settings=policy
         )
@@ -94,18 +113,16 @@ class Policy:
             for role in (Role.PREFILL, Role.DECODE)
         }
 
-    def place(self, question: Question, nodes: Mapping[NodeName, Node]) -> Placement | NoRoom:
+    def place(self, question: Question, nodes: Nodes) -> Placement | NoRoom:
         """Decide. Changes nothing but the order in which preferences are forgotten."""
-        ready = [node for node in nodes.values() if node.takes_work]
-        prefills = [node for node in ready if node.role is Role.PREFILL]
-        decodes = [node for node in ready if node.role is Role.DECODE]
-        key = question.caller or question.keys[-KEY_SIZE_BYTES:]
+        prefills, decodes = nodes.pool(Role.PREFILL), nodes.pool(Role.DECODE)
+        key = question.caller or question.chain.keys[-KEY_SIZE_BYTES:]
         key = key or question.request.request_id.encode()
 
         local_reason = self._only_local(question, prefills)
         prefill_choice = None
         if not local_reason:
-            candidates = self._prefill_candidates(question, prefills, nodes)
+            candidates = self._candidates(Role.PREFILL, question, prefills, nodes)
             prefill_choice = self._prefill.choose(candidates, question, key=key)
             if prefill_choice.chosen is None:
                 failed = prefill_choice.emptied_by == "rested"
@@ -123,11 +140,13 @@ class Policy:
                 reason="one token: the prefill node has it",
                 considered=Considered(prefill=prefill_choice),
             )
-        if not decodes:
+        if not decodes.names:
             considered = Considered(prefill=prefill_choice)
             reason = not_ready_reason(nodes.values(), Role.DECODE)
             return NoRoom(reason=reason, ever=False, considered=considered)
-        candidates = self._decode_candidates(question, decodes, nodes, source)
+        candidates = self._candidates(Role.DECODE, question, decodes, nodes)
+        if source is not None:
+            self._add_transfer(candidates, source)
         decode_choice = self._decode.choose(candidates, question, key=key)
         target = decode_choice.chosen
         considered = Considered(prefill=prefill_choice, decode=decode_choice)
@@ -169,7 +188,7 @@ class Policy:
         for candidate in (placement.prefill, placement.decode):
             if candidate is not None:
                 self.homes[candidate.node.role].remember(
-                    question.keys,
+                    question.chain,
                     caller=question.caller,
                     node=candidate.node,
                     now_s=question.now_s,
@@ -179,86 +198,78 @@ class Policy:
         """The node does not hold these blocks, whatever was believed."""
         self.homes[node.role].evict(node.name, keys)
 
-    def _only_local(self, question: Question, prefills: list[Node]) -> str:
+    def _only_local(self, question: Question, prefills: Pool) -> str:
         if question.resumes:
             return question.resumes
         if (parameter := looks_back(question.request.sampling)) is not None:
             return f"{parameter} reads earlier output, which must stay on one engine"
         if self._settings.path.mode is PathMode.LOCAL:
             return "scheduler.path.mode is local"
-        return "" if prefills else "no prefill node is ready"
+        return "" if prefills.names else "no prefill node is ready"
 
-    def _prefill_candidates(
-        self, question: Question, nodes: list[Node], members: Mapping[NodeName, Node]
-    ) -> list[Candidate]:
-        known, preferred = self._preference(Role.PREFILL, question, members)
-        return [self._candidate(question, node, 1, 1, known, preferred) for node in nodes]
-
-    def _decode_candidates(
-        self,
-        question: Question,
-        nodes: list[Node],
-        members: Mapping[NodeName, Node],
-        source: Candidate | None,
-    ) -> list[Candidate]:
-        known, preferred = self._preference(Role.DECODE, question, members)
-        granted, longest = question.granted_output_tokens, question.request.sampling.max_tokens
-        candidates = [
-            self._candidate(question, node, granted, longest, known, preferred) for node in nodes
-        ]
-        if source is not None:
-            for candidate in candidates:
-                node = candidate.node
-                bytes_per_s = self._estimates.link(source.name, node.name).per_s
-                size_bytes = node.blocks_for(candidate.remainder_tokens) * node.block_bytes
-                candidate.transfer_s = size_bytes / bytes_per_s
-                # Blocks leave as they are computed: what the link carries until this prompt is
-                # there holds it up by nothing, however much it is.
-                ahead_s = node.inbound_size_bytes / bytes_per_s
-                candidate.inbound_s = max(ahead_s - source.completion_s, 0.0)
+    def _candidates(
+        self, role: Role, question: Question, pool: Pool, members: Mapping[NodeName, Node]
+    ) -> Candidates:
+        """As they are now: nothing of it changes with the nodes. Without what a transfer takes."""
+        tokens, count = question.token_count, len(pool.names)
+        known, preferred = self._preference(role, question, members)
+        longest = question.longest_output(role)
+        granted = longest if role is Role.PREFILL else question.granted_output_tokens
+        per_s = self._estimates.prefill_per_s(pool.names)
+        state = pool.state.copy()
+        candidates = Candidates(
+            pool.nodes,
+            pool.names,
+            np.zeros((INPUT_COUNT, count)),
+            state,
+            token_count_max=tokens + longest,
+            holds_choices=_holds_choices(question, pool, longest),
+            preferred_at=-1 if preferred is None else pool.index.get(preferred.node, -1),
+        )
+        # The last position is always computed: its logits give the next token.
+        for position, held in self._held(question, pool, known):
+            candidates.cached_tokens[position] = min(
+                held * pool.nodes[position].block_size, tokens - 1
+            )
+        np.subtract(tokens, candidates.cached_tokens, out=candidates.remainder_tokens)
+        candidates.completion_s[:] = candidates.remainder_tokens
+        candidates.inputs[_FROM_STATE] = state[: LOAD + 1]
+        if np.count_nonzero(state[QUEUED]):
+            backlog = _backlog_tokens(state, per_s, question.now_s)
+            candidates.completion_s += backlog
+            if role is Role.PREFILL:
+                full_tokens = per_s * self._settings.policy.prefill_full_s
+                np.maximum(candidates.load, backlog / full_tokens, out=candidates.load)
+        candidates.completion_s /= per_s
+        candidates.blocks[:] = _blocks(question, pool, granted)
+        candidates.claim[:] = _blocks(question, pool, longest)
         return candidates
 
-    def _candidate(
-        self,
-        question: Question,
-        node: Node,
-        granted_tokens: int,
-        longest_tokens: int,
-        known: Preference | None,
-        preferred: Preference | None,
-    ) -> Candidate:
-        tokens = question.token_count
-        held = None
-        if question.keys and self._has_directory:
-            held = self._directory.matched_blocks(node.name, question.keys)
-        if held is None:
-            held = known.block_count if known is not None and known.node == node.name else 0
-        # The last position is always computed: its logits give the next token.
-        cached = min(held * node.block_size, tokens - 1)
-        remainder = tokens - cached
-        per_s = self._estimates.prefill(node.name).per_s
-        backlog = node.backlog_tokens(tokens_per_s=per_s, now_s=question.now_s)
-        unpromised, sequence_count = node.unleased_block_count(), node.sequence_count
-        load = max(1.0 - unpromised / node.usable_block_count, sequence_count / node.max_num_seqs)
-        if node.role is Role.PREFILL:
-            load = max(load, backlog / per_s / self._settings.policy.prefill_full_s)
-        is_preferred = preferred is not None and preferred.node == node.name
-        return Candidate(
-            name=node.name,
-            node=node,
-            unpromised_blocks=unpromised,
-            sequence_count=sequence_count,
-            cached_tokens=cached,
-            remainder_tokens=remainder,
-            completion_s=(backlog + remainder) / per_s,
-            blocks=question.blocks_on(node, output_token_count=granted_tokens),
-            claim=question.blocks_on(node, output_token_count=longest_tokens),
-            token_count_max=tokens + longest_tokens,
-            holds_choices=question.choice_count == 1
-            or question.fits_on(node, output_token_count=longest_tokens),
-            load=load,
-            preferred_blocks=preferred.block_count if preferred and is_preferred else -1,
-        )
+    def _add_transfer(self, candidates: Candidates, source: Candidate) -> None:
+        """How long the blocks from ``source`` would take to each of these."""
+        state = candidates.state
+        bytes_per_s = self._estimates.links_per_s(source.name, candidates.names)
+        blocks = np.ceil(candidates.remainder_tokens / state[BLOCK_TOKENS])
+        np.divide(blocks * state[BLOCK_BYTES], bytes_per_s, out=candidates.transfer_s)
+        if np.count_nonzero(state[INBOUND_BYTES]):
+            # Blocks leave as they are computed: what the link carries until this prompt is
+            # there holds it up by nothing, however much it is.
+            ahead_s = state[INBOUND_BYTES] / bytes_per_s
+            np.maximum(ahead_s - source.completion_s, 0.0, out=candidates.inbound_s)
+
+    def _held(
+        self, question: Question, pool: Pool, known: Preference | None
+    ) -> Iterator[tuple[int, int]]:
+        """Position of each node that holds some of the prompt's blocks, and how many."""
+        if known is not None and not self._directory.is_known(known.node):
+            position = pool.index.get(known.node)
+            if position is not None:
+                yield position, known.block_count
+        if question.chain.block_count:
+            for name, held in self._directory.matches(question.chain.keys).items():
+                position = pool.index.get(name)
+                if position is not None:
+                    yield position, held
 
     def _preference(
         self, role: Role, question: Question, members: Mapping[NodeName, Node]
@@ -271,9 +282,9 @@ class Policy:
         """
         homes = self.homes[role]
         known = None
-        if question.keys:
+        if question.chain.block_count:
             known = homes.prefix(
-                question.keys, nodes=members, directory=self._directory, now_s=question.now_s
+                question.chain, nodes=members, directory=self._directory, now_s=question.now_s
             )
         if known is not None:
             tokens = known.block_count * members[known.node].block_size
@@ -334,40 +345,68 @@ class Policy:
         )
 
 
+def _blocks(question: Question, pool: Pool, output_tokens: int) -> int | list[int]:
+    """That each node would have to promise; one number where it is the same for all."""
+    if pool.block_size and question.choice_count == 1:
+        return -(-(question.token_count + output_tokens) // pool.block_size)
+    return [question.blocks_on(node, output_token_count=output_tokens) for node in pool.nodes]
+
+
+def _holds_choices(question: Question, pool: Pool, longest: int) -> Mask | None:
+    if question.choice_count == 1:
+        return None
+    return np.array([question.fits_on(node, output_token_count=longest) for node in pool.nodes])
+
+
+def _backlog_tokens(state: Table, per_s: Column, now_s: float) -> Column:
+    """See ``Node.backlog_tokens``, of each node."""
+    queued = state[QUEUED]
+    worked = np.maximum(now_s - state[WORKED_UNTIL], 0.0) * per_s
+    backlog: Column = np.maximum(queued - worked, 0.1 * queued)
+    return backlog
+
+
 def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRoom:
-    able = [c for c in choice.candidates if c.node.identity not in question.avoid]
-    tokens = question.token_count + question.request.sampling.max_tokens
-    largest = max((candidate.node.token_count_max() for candidate in able), default=0)
-    holders = [c for c in able if c.token_count_max <= c.node.token_count_max() and c.holds_choices]
-    if not holders:
-        if len(able) < len(choice.candidates):
-            return NoRoom(
-                reason="the decode nodes that could take it have just failed it",
-                ever=True,
-                is_own=True,
-                considered=considered,
-            )
-        if tokens <= largest:
-            whys = {c.name: ("", why_not_choices(c.node, question)) for c in able}
-            return NoRoom(
-                reason=f"n: {question.choice_count} choices are too many for every decode node "
-                f"({_first_reasons(whys)})",
-                field="n",
-                ever=False,
-                is_own=True,
-                considered=considered,
-            )
+    candidates = choice.candidates
+    holders = candidates.state[TOKENS_MAX] >= candidates.token_count_max
+    if candidates.holds_choices is not None:
+        holders &= candidates.holds_choices
+    able = [at for at, node in enumerate(candidates.nodes) if node.identity not in question.avoid]
+    if holders[able].any():
+        reason = f"every decode node is full ({_first_reasons(choice)})"
+        return NoRoom(reason=reason, ever=True, considered=considered)
+    if len(able) < len(candidates):
         return NoRoom(
-            reason=f"prompt and max_tokens are {tokens} tokens together, "
-            f"the largest decode node can hold {largest}",
+            reason="the decode nodes that could take it have just failed it",
+            ever=True,
+            is_own=True,
+            considered=considered,
+        )
+    largest = max(node.token_count_max() for node in candidates.nodes)
+    if candidates.token_count_max <= largest:
+        whys = sorted((node.name, why_not_choices(node, question)) for node in candidates.nodes)
+        return NoRoom(
+            reason=f"n: {question.choice_count} choices are too many for every decode node "
+            f"({_listed(whys[:_REASON_COUNT_MAX])})",
+            field="n",
             ever=False,
             is_own=True,
             considered=considered,
         )
-    reason = f"every decode node is full ({_first_reasons(choice.dropped)})"
-    return NoRoom(reason=reason, ever=True, considered=considered)
+    return NoRoom(
+        reason=f"prompt and max_tokens are {candidates.token_count_max} tokens together, "
+        f"the largest decode node can hold {largest}",
+        ever=False,
+        is_own=True,
+        considered=considered,
+    )
 
 
-def _first_reasons(dropped: Mapping[NodeName, tuple[str, str]]) -> str:
-    told: Iterable[str] = (f"{node}: {why}" for node, (_, why) in sorted(dropped.items())[:3])
-    return "; ".join(told)
+def _first_reasons(choice: Choice) -> str:
+    names = choice.candidates.names
+    first = nsmallest(_REASON_COUNT_MAX, choice.dropped, key=names.__getitem__)
+    return _listed([(names[at], choice.why_dropped(at)) for at in first])
+
+
+def _listed(reasons: Iterable[tuple[NodeName, str]]) -> str:
+    return "; ".join(f"{node}: {why}" for node, why in reasons)

@@ -1,30 +1,44 @@
 """A profile runs its parts over the candidates of one role, and keeps what each of them said."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pdd.core.identity import NodeName
-from pdd.scheduler.policy.candidate import Candidate, Question
+import numpy as np
+
+from pdd.scheduler.policy.candidate import Candidate, Candidates, Positions, Question, Table
 from pdd.scheduler.policy.filters import ALWAYS, FILTERS, Filter
 from pdd.scheduler.policy.picker import pick
 from pdd.scheduler.policy.scorers import SCORERS, Scorer
+from pdd.scheduler.pools import Column
 from pdd.scheduler.settings import PolicySettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Choice:
-    """``chosen`` is None if a filter dropped the last candidate; ``emptied_by`` names it then.
+    """What was chosen from ``candidates`` and why. Positions are those of ``candidates``.
 
-    ``dropped``: node to (filter, why). ``scores``: node to scorer to value in [0, 1], unweighted;
-    of those that were left. ``totals``: node to weighted sum.
+    ``chosen_at`` is -1 and ``chosen`` None if a filter dropped the last candidate; ``emptied_by``
+    names it then. ``dropped``: position to filter. ``left``: positions that no filter dropped; None
+    for all of them. ``scores``: ``(scorer, candidate left)``, unweighted, in [0, 1]; ``totals``:
+    weighted sums of those left.
     """
 
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate | None
+    profile: "Profile"
+    question: Question
+    candidates: Candidates
+    chosen_at: int = -1
+    chosen: Candidate | None = None
     emptied_by: str = ""
-    dropped: Mapping[NodeName, tuple[str, str]]
-    scores: Mapping[NodeName, Mapping[str, float]]
-    totals: Mapping[NodeName, float]
+    dropped: Mapping[int, str] = field(default_factory=dict)
+    left: Positions | None = None
+    scores: Table | None = None
+    totals: Column | None = None
+
+    def why_dropped(self, position: int) -> str:
+        """In words, for those that were dropped."""
+        return self.profile.why_dropped(
+            self.dropped[position], self.candidates.at(position), self.question
+        )
 
 
 class Profile:
@@ -38,50 +52,49 @@ class Profile:
         settings: PolicySettings,
     ) -> None:
         """Raises KeyError for a name that no part has; ``pdd.config`` refuses those at start."""
-        self._filters: list[tuple[str, Filter]] = [
-            *ALWAYS.items(),
-            *((name, FILTERS[name]) for name in filters),
-        ]
-        self._scorers: list[tuple[str, Scorer, float]] = [
-            (name, SCORERS[name], weight) for name, weight in scorers.items() if weight > 0.0
-        ]
+        self._filters: dict[str, Filter] = {**ALWAYS, **{name: FILTERS[name] for name in filters}}
+        weights = {name: weight for name, weight in scorers.items() if weight > 0.0}
+        self._scorers: list[Scorer] = [SCORERS[name] for name in weights]
+        self._weights = np.array([[weight] for weight in weights.values()])
         self._settings = settings
+        self.scorer_names = tuple(weights)
 
-    def choose(self, candidates: Sequence[Candidate], question: Question, *, key: bytes) -> Choice:
+    def choose(self, candidates: Candidates, question: Question, *, key: bytes) -> Choice:
         """Pure. ``key``: what the picker keeps together among equals."""
-        dropped: dict[NodeName, tuple[str, str]] = {}
-        left = list(candidates)
-        emptied_by = ""
-        for name, part in self._filters:
-            if not left:
+        choice = Choice(profile=self, question=question, candidates=candidates)
+        remaining = candidates
+        for name, part in self._filters.items():
+            if not len(remaining):
                 break
-            if not (out := part(left, question, self._settings)):
+            mask = part.drops(remaining, question, self._settings)
+            if mask is None or not np.count_nonzero(mask):
                 continue
-            dropped |= {node: (name, why) for node, why in out.items()}
-            left = [candidate for candidate in left if candidate.name not in out]
-            emptied_by = "" if left else name
-        if not left:
-            return Choice(
-                candidates=tuple(candidates),
-                chosen=None,
-                emptied_by=emptied_by,
-                dropped=dropped,
-                scores={},
-                totals={},
-            )
-        scores: dict[NodeName, dict[str, float]] = {candidate.name: {} for candidate in left}
-        totals = [0.0] * len(left)
-        for name, scorer, weight in self._scorers:
-            for index, value in enumerate(scorer(left, question, self._settings)):
-                assert 0.0 <= value <= 1.0, f"scorer {name} gave {value} for {left[index].name}"
-                scores[left[index].name][name] = value
-                totals[index] += weight * value
-        names = [candidate.name for candidate in left]
-        chosen = left[pick(names, totals, key=key)]
-        return Choice(
-            candidates=tuple(candidates),
-            chosen=chosen,
-            dropped=dropped,
-            scores=scores,
-            totals=dict(zip(names, totals, strict=True)),
-        )
+            left = np.arange(len(candidates)) if choice.left is None else choice.left
+            choice.dropped = {**choice.dropped, **dict.fromkeys(left[mask].tolist(), name)}
+            choice.left = left[~mask]
+            remaining = remaining.only(np.flatnonzero(~mask))
+            choice.emptied_by = "" if len(remaining) else name
+        if not len(remaining):
+            return choice
+        scores = np.empty((len(self._scorers), len(remaining)))
+        for row, scorer in zip(scores, self._scorers, strict=True):
+            row[:] = scorer(remaining, question, self._settings)
+        self._assert_in_range(scores)
+        choice.scores = scores
+        choice.totals = np.add.reduce(self._weights * scores)
+        at = pick(remaining.names, choice.totals, key=key)
+        choice.chosen_at = at if choice.left is None else int(choice.left[at])
+        choice.chosen = remaining.at(at)
+        return choice
+
+    def _assert_in_range(self, scores: Table) -> None:
+        flat = scores.reshape(-1)
+        if len(flat):
+            for position in (flat.argmin(), flat.argmax()):
+                value = flat[position]
+                name = self.scorer_names[int(position) // scores.shape[1]]
+                assert 0.0 <= value <= 1.0, f"scorer {name} gave {value}"
+
+    def why_dropped(self, name: str, candidate: Candidate, question: Question) -> str:
+        """What a filter says of a candidate that it dropped."""
+        return self._filters[name].why(candidate, question, self._settings)

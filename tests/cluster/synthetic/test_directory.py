@@ -118,7 +118,10 @@ def differences(
             found.append((node.name, held, len(ledger.cached_hashes())))
         for tokens, salt in asked:
             request = make_request(prompt_token_ids=tokens, tenant=salt)
-            told = directory.matched_blocks(NodeName(node.name), prompt_keys.of(request))
+            name = NodeName(node.name)
+            told = directory.is_known(name) and directory.matches(prompt_keys.of(request)).get(
+                name, 0
+            )
             true = len(ledger.find(engine_hashes(list(tokens), engine_salt(salt))))
             if told != true:
                 found.append((node.name, len(tokens), salt, told, true))

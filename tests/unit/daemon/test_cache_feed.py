@@ -20,6 +20,7 @@ from pdd.engine.cache_events import (
     CacheUnknown,
 )
 from pdd.rpc.v1 import cluster_pb2
+from pdd.scheduler.prefixes import Chain
 from tests.builders import make_request
 from tests.unit.daemon.fake_engine import INFO
 from tests.unit.daemon.grpc_cluster import (
@@ -66,7 +67,9 @@ def stored(block_count: int, *, first: int = 0, begin: int = 0, salt: str = "") 
 
 
 def held(scheduler: Scheduler, node: str, keys: bytes) -> int | None:
-    return scheduler.directory.matched_blocks(NodeName(node), keys)
+    """Leading blocks; None if what the node holds is not known."""
+    directory, name = scheduler.directory, NodeName(node)
+    return directory.matches(keys).get(name, 0) if directory.is_known(name) else None
 
 
 async def joined(cluster: GrpcCluster, name: str) -> Node:
@@ -113,7 +116,7 @@ async def test_what_is_evicted_is_gone_and_the_preference_with_it() -> None:
         await known(cluster, "decode-0", 6)
         homes = cluster.scheduler.core._state.policy.homes[node.service._role]
         member = cluster.scheduler.core.nodes[NodeName("decode-0")]
-        homes.remember(keys_of(6), caller=b"", node=member, now_s=500.0)
+        homes.remember(Chain(keys_of(6)), caller=b"", node=member, now_s=500.0)
         assert len(homes._homes) == 1
         node.engine.notify_cache([CacheRemoved(hashes=hashes(6)[2:])])
         await known(cluster, "decode-0", 2)

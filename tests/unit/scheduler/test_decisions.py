@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pdd.core.identity import RequestId
+from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Path
 from pdd.scheduler.decision_record import Decision, DecisionRecord, Outcome, pack
 from pdd.scheduler.decisions import DecisionLog
@@ -134,6 +134,24 @@ def test_of_many_candidates_the_best_are_told_and_the_others_counted() -> None:
     assert choice.other_count == {"": 14}
 
 
+def test_of_many_dropped_ones_some_are_told_with_their_reasons_and_the_others_counted() -> None:
+    full = [make_joined(f"decode-{index}", max_num_seqs=1) for index in range(20)]
+    cluster = Cluster(*full, "decode-20", "decode-21")
+    for index in range(20):
+        lease = f"x{index}"
+        cluster.core.nodes[NodeName(f"decode-{index}")].lease(
+            RequestId(lease), blocks=1, queued_tokens=0
+        )
+    cluster.core.step(RequestArrived(request=make_request("a")), now_s=cluster.now_s)
+    (placed,) = why(cluster, "a")
+    _, choice = placed.choices()
+    assert choice is not None
+    assert {one.node for one in choice.candidates[:2]} == {"decode-20", "decode-21"}
+    assert {one.dropped_why for one in choice.candidates[2:]} == {"it runs 1 sequences, its most"}
+    assert len(choice.candidates) == 16
+    assert choice.other_count == {"fits": 6}
+
+
 def test_the_memory_of_all_records_is_bounded() -> None:
     log = make_log(count_max=10_000, size_bytes_max=50_000)
     for number in range(1000):
@@ -181,12 +199,22 @@ def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
             assert record is not None
             assert len(record.candidates) == len(choice.candidates)
             for shown in record.candidates:
-                (candidate,) = [one for one in choice.candidates if one.name == shown.node]
-                assert shown.is_chosen == (candidate is choice.chosen)
-                dropped = choice.dropped.get(shown.node, ("", ""))
-                assert (shown.dropped_by, shown.dropped_why) == dropped
-                assert shown.scores == pytest.approx(choice.scores.get(shown.node, {}))
-                assert shown.total == pytest.approx(choice.totals.get(shown.node, 0.0))
+                at = choice.candidates.names.index(shown.node)
+                candidate = choice.candidates.at(at)
+                assert shown.is_chosen == (at == choice.chosen_at)
+                assert shown.dropped_by == choice.dropped.get(at, "")
+                if shown.dropped_by:
+                    assert shown.dropped_why == choice.why_dropped(at)
+                    assert shown.scores == {}
+                else:
+                    assert choice.scores is not None
+                    assert choice.totals is not None
+                    rank = at if choice.left is None else choice.left.tolist().index(at)
+                    scores = dict(
+                        zip(choice.profile.scorer_names, choice.scores[:, rank], strict=True)
+                    )
+                    assert shown.scores == pytest.approx(scores)
+                    assert shown.total == pytest.approx(choice.totals[rank])
                 assert shown.inputs == pytest.approx(
                     {
                         "cached_tokens": candidate.cached_tokens,
@@ -199,7 +227,7 @@ def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
                         "load": candidate.load,
                         "transfer_s": candidate.transfer_s,
                         "inbound_s": candidate.inbound_s,
-                        "is_preferred": float(candidate.is_preferred),
+                        "is_preferred": float(at == choice.candidates.preferred_at),
                     }
                 )
 

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+
 from pdd.core.identity import NodeName
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy.candidate import Candidate, Question
+from pdd.scheduler.policy.candidate import INPUT_COUNT, Candidates, Question
+from pdd.scheduler.pools import Pool
 from tests.builders import Cluster, make_joined, make_request
 
 
@@ -13,23 +16,35 @@ def make_node(name: str = "decode-0", **joined: Any) -> Node:
     return Cluster(make_joined(name, **joined)).core.nodes[NodeName(name)]
 
 
-def make_candidate(name: str = "decode-0", *, node: Node | None = None, **fields: Any) -> Candidate:
-    """An idle node and a request of 3 blocks."""
-    node = node or make_node(name)
-    values: dict[str, Any] = {
-        "name": node.name,
-        "node": node,
-        "unpromised_blocks": node.unleased_block_count(),
-        "sequence_count": len(node.leases),
-        "cached_tokens": 0,
-        "remainder_tokens": 32,
-        "completion_s": 0.1,
-        "blocks": 3,
-        "claim": 3,
-        "token_count_max": 48,
-        "load": 0.0,
-    }
-    return Candidate(**{**values, **fields})
+def make_candidates(
+    *each: dict[str, Any], token_count_max: int = 48, preferred_at: int = -1
+) -> Candidates:
+    """Idle nodes, ``decode-0`` and so on unless a ``node`` is given, and a request of 3 blocks;
+    otherwise columns are as said."""
+    nodes = [fields.get("node") or make_node(f"decode-{at}") for at, fields in enumerate(each)]
+    pool = Pool(nodes)
+    inputs = np.zeros((INPUT_COUNT, len(nodes)))
+    candidates = Candidates(
+        pool.nodes,
+        pool.names,
+        inputs,
+        pool.state,
+        token_count_max=token_count_max,
+        preferred_at=preferred_at,
+    )
+    for at, fields in enumerate(each):
+        values = {
+            "remainder_tokens": 32,
+            "completion_s": 0.1,
+            "blocks": 3,
+            "claim": 3,
+            "unpromised_blocks": nodes[at].unleased_block_count(),
+            "sequences": nodes[at].sequence_count,
+            **{name: value for name, value in fields.items() if name != "node"},
+        }
+        for name, value in values.items():
+            getattr(candidates, name)[at] = value
+    return candidates
 
 
 def make_question(**fields: Any) -> Question:

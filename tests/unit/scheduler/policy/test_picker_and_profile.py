@@ -2,38 +2,41 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from pdd.core.identity import NodeName
 from pdd.scheduler.policy.picker import pick
 from pdd.scheduler.policy.profile import Profile
+from pdd.scheduler.policy.scorers import SCORERS
 from pdd.scheduler.settings import PolicySettings
-from tests.unit.scheduler.policy.parts import make_candidate, make_question
+from tests.unit.scheduler.policy.parts import make_candidates, make_question
 
 NAMES = [NodeName(f"decode-{index}") for index in range(4)]
 
 
 def test_the_best_score_wins_whatever_the_key() -> None:
-    assert {pick(NAMES, [0.1, 0.3, 0.2, 0.29], key=bytes([i])) for i in range(9)} == {1}
+    assert {pick(NAMES, np.array([0.1, 0.3, 0.2, 0.29]), key=bytes([i])) for i in range(9)} == {1}
 
 
 def test_equals_are_spread_evenly_and_one_key_goes_one_way() -> None:
     keys = [f"key-{index}".encode() for index in range(4000)]
-    chosen = Counter(NAMES[pick(NAMES, [1.0] * 4, key=key)] for key in keys)
+    chosen = Counter(NAMES[pick(NAMES, np.ones(4), key=key)] for key in keys)
     assert set(chosen) == set(NAMES)
     assert all(900 < count < 1100 for count in chosen.values()), chosen
     backwards = NAMES[::-1]
     for key in keys[:50]:
         assert (
-            NAMES[pick(NAMES, [1.0] * 4, key=key)] == backwards[pick(backwards, [1.0] * 4, key=key)]
+            NAMES[pick(NAMES, np.ones(4), key=key)]
+            == backwards[pick(backwards, np.ones(4), key=key)]
         )
 
 
 def test_a_node_that_leaves_moves_only_its_own_keys() -> None:
     for index in range(500):
         key = f"key-{index}".encode()
-        before = NAMES[pick(NAMES, [1.0] * 4, key=key)]
-        after = NAMES[pick(NAMES[:3], [1.0] * 3, key=key)]
+        before = NAMES[pick(NAMES, np.ones(4), key=key)]
+        after = NAMES[pick(NAMES[:3], np.ones(3), key=key)]
         assert before in (after, NAMES[3])
 
 
@@ -47,32 +50,52 @@ def profile(**changes: object) -> Profile:
 
 
 def test_scores_are_weighed_added_and_kept() -> None:
-    candidates = [
-        make_candidate(unpromised_blocks=73, sequence_count=8),  # 0.7 + 0.5 x 0.5
-        make_candidate("decode-1", unpromised_blocks=73, sequence_count=12),  # 0.7 + 0.5 x 0.25
-    ]
+    candidates = make_candidates(
+        {"unpromised_blocks": 73, "sequences": 8},  # 0.7 + 0.5 x 0.5
+        {"unpromised_blocks": 73, "sequences": 12},  # 0.7 + 0.5 x 0.25
+    )
     choice = profile().choose(candidates, make_question(), key=b"k")
-    assert choice.chosen is candidates[0]
-    assert choice.totals == {
-        "decode-0": pytest.approx(0.95),
-        "decode-1": pytest.approx(0.825),
-    }
-    assert choice.scores["decode-0"] == {"free_kv": 0.7, "running": 0.5}, "weight 0 is left out"
+    assert choice.chosen_at == 0
+    assert choice.chosen == candidates.at(0)
+    assert choice.totals is not None
+    assert choice.totals.tolist() == pytest.approx([0.95, 0.825])
+    assert choice.profile.scorer_names == ("free_kv", "running"), "weight 0 is left out"
+    assert choice.scores is not None
+    assert choice.scores[:, 0].tolist() == [0.7, 0.5]
 
 
 def test_it_is_told_who_dropped_whom_and_who_dropped_the_last() -> None:
-    candidates = [make_candidate(inbound_s=9.0), make_candidate("decode-1", blocks=200)]
+    candidates = make_candidates({"inbound_s": 9.0}, {"blocks": 200})
     choice = profile().choose(candidates, make_question(), key=b"k")
     assert choice.chosen is None
     assert choice.emptied_by == "inbound"
-    assert {node: name for node, (name, _) in choice.dropped.items()} == {
-        "decode-0": "inbound",
-        "decode-1": "fits",
-    }
+    assert choice.dropped == {0: "inbound", 1: "fits"}
+    assert choice.why_dropped(1) == "200 blocks wanted, 100 unpromised"
+
+
+def test_who_is_dropped_is_not_scored_and_gives_no_measure_to_others() -> None:
+    candidates = make_candidates(
+        {"blocks": 200, "completion_s": 0.1}, {"completion_s": 2.0}, {"completion_s": 4.0}
+    )
+    choice = profile(scorers={"completion": 1.0}).choose(candidates, make_question(), key=b"k")
+    assert choice.chosen_at == 1
+    assert choice.left is not None
+    assert choice.left.tolist() == [1, 2]
+    assert choice.totals is not None
+    assert choice.totals.tolist() == [1.0, 0.5]
+
+
+def test_a_score_out_of_range_is_a_bug_that_names_its_scorer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SCORERS, "running", lambda *_: 1.5)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"scorer running gave 1\.5"):
+        profile().choose(make_candidates({}), make_question(), key=b"k")
 
 
 def test_filters_that_are_always_in_force_need_not_be_named() -> None:
-    choice = profile(filters=()).choose([make_candidate(blocks=200)], make_question(), key=b"k")
+    candidates = make_candidates({"blocks": 200})
+    choice = profile(filters=()).choose(candidates, make_question(), key=b"k")
     assert choice.chosen is None
     assert choice.emptied_by == "fits"
 
@@ -84,4 +107,4 @@ def test_an_unknown_part_is_refused(changes: dict[str, object]) -> None:
 
 
 def test_no_candidate_is_no_choice() -> None:
-    assert profile().choose([], make_question(), key=b"k").chosen is None
+    assert profile().choose(make_candidates(), make_question(), key=b"k").chosen is None

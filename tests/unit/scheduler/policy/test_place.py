@@ -8,9 +8,9 @@ from pdd.core.identity import NodeName, NodeState, RequestId
 from pdd.core.requests import Path
 from pdd.core.sampling import Grammar
 from pdd.scheduler.estimates import Estimates
-from pdd.scheduler.nodes import Node
 from pdd.scheduler.policy.candidate import Question
 from pdd.scheduler.policy.place import NoRoom, Placement, Policy
+from pdd.scheduler.pools import Nodes
 from pdd.scheduler.prefixes import NoDirectory
 from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 from tests.builders import Cluster, make_joined, make_request
@@ -18,12 +18,12 @@ from tests.builders import Cluster, make_joined, make_request
 RESUMES = "resumed after a node was lost"
 
 
-def nodes(*joined: Any) -> dict[NodeName, Node]:
+def nodes(*joined: Any) -> Nodes:
     return Cluster(*joined).core.nodes
 
 
 def ask(
-    members: dict[NodeName, Node],
+    members: Nodes,
     *,
     resumes: str = "",
     mode: PathMode = PathMode.DISAGGREGATED,
@@ -41,7 +41,7 @@ def ask(
     return policy.place(question, members)
 
 
-def decide(members: dict[NodeName, Node], **fields: Any) -> Placement:
+def decide(members: Nodes, **fields: Any) -> Placement:
     verdict = ask(members, **fields)
     assert isinstance(verdict, Placement), verdict
     return verdict

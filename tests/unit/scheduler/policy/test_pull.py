@@ -54,8 +54,11 @@ class Directory:
     def __init__(self, **held: int) -> None:
         self.held = {name.replace("_", "-"): blocks for name, blocks in held.items()}
 
-    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
-        return min(self.held.get(node, 0), len(keys) // 16)
+    def is_known(self, node: NodeName) -> bool:
+        return True
+
+    def matches(self, keys: bytes) -> dict[NodeName, int]:
+        return {NodeName(node): min(held, len(keys) // 16) for node, held in self.held.items()}
 
 
 def cluster_of(*, pulls: tuple[bool, bool] = (True, True), **settings: Any) -> Cluster:

@@ -2,21 +2,25 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.scheduler.policy.scorers import SCORERS
 from pdd.scheduler.settings import PolicySettings
-from tests.unit.scheduler.policy.parts import make_candidate, make_node, make_question
+from tests.unit.scheduler.policy.parts import make_candidates, make_node, make_question
 
 SETTINGS = PolicySettings()
 NODE = make_node()
 
 
-def score(name: str, *fields: dict[str, Any]) -> list[float]:
-    candidates = [make_candidate(node=NODE, **each) for each in fields]
-    return SCORERS[name](candidates, make_question(), SETTINGS)
+def score(name: str, *fields: dict[str, Any], preferred_at: int = -1) -> list[float]:
+    each = [{"node": NODE, **one} for one in fields]
+    candidates = make_candidates(*each, preferred_at=preferred_at)
+    scores = np.empty(len(fields))
+    scores[:] = SCORERS[name](candidates, make_question(), SETTINGS)
+    return list(scores.tolist())
 
 
 @pytest.mark.parametrize(
@@ -34,13 +38,13 @@ def test_completion_is_the_quickest_time_over_its_own(
 
 
 @pytest.mark.parametrize(
-    ("preferred", "load", "expected"),
-    [(-1, 0.0, 0.0), (0, 0.0, 1.0), (8, 0.85, 1.0), (8, 0.86, 0.0)],
+    ("preferred_at", "load", "expected"),
+    [(-1, 0.0, [0.0, 0.0]), (0, 0.85, [1.0, 0.0]), (0, 0.86, [0.0, 0.0]), (1, 0.86, [0.0, 1.0])],
 )
 def test_affinity_is_for_the_preferred_node_while_it_has_room(
-    preferred: int, load: float, expected: float
+    preferred_at: int, load: float, expected: list[float]
 ) -> None:
-    assert score("affinity", {"preferred_blocks": preferred, "load": load}) == [expected]
+    assert score("affinity", {"load": load}, {}, preferred_at=preferred_at) == expected
 
 
 @pytest.mark.parametrize(("cached", "expected"), [(0, 0.0), (16, 0.5), (31, 31 / 32)])
@@ -60,7 +64,7 @@ def test_free_kv_is_what_is_left_after_expected_growth(
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 1.0), (4, 0.75), (16, 0.0), (20, 0.0)])
 def test_running_is_the_part_of_its_sequences_that_are_free(count: int, expected: float) -> None:
-    assert score("running", {"sequence_count": count}) == [expected]
+    assert score("running", {"sequences": count}) == [expected]
 
 
 def test_link_counts_what_is_on_its_way_already() -> None:
@@ -80,13 +84,15 @@ def test_link_counts_what_is_on_its_way_already() -> None:
                 "cached_tokens": st.integers(0, 31),
                 "unpromised_blocks": st.integers(0, 100),
                 "blocks": st.integers(1, 200),
-                "sequence_count": st.integers(0, 40),
-                "preferred_blocks": st.integers(-1, 4),
+                "sequences": st.integers(0, 40),
             }
         ),
         min_size=1,
         max_size=4,
     ),
+    preferred_at=st.integers(-1, 0),
 )
-def test_every_score_is_between_0_and_1(name: str, fields: list[dict[str, Any]]) -> None:
-    assert all(0.0 <= value <= 1.0 for value in score(name, *fields))
+def test_every_score_is_between_0_and_1(
+    name: str, fields: list[dict[str, Any]], preferred_at: int
+) -> None:
+    assert all(0.0 <= value <= 1.0 for value in score(name, *fields, preferred_at=preferred_at))
