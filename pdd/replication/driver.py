@@ -202,8 +202,9 @@ class Driver:
 
     async def take_snapshot(self) -> int:
         """Index of a durable snapshot of everything that is applied now, or of more."""
-        if self._core.state.log.snapshot.index >= self._applier.index:
-            return self._core.state.log.snapshot.index
+        raft_log = self._core.state.log
+        if raft_log.unsaved_snapshot is None and raft_log.snapshot.index >= self._applier.index:
+            return raft_log.snapshot.index
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._snapshot_waiters.append((self._applier.index, waiter))
         self._wake.set()
@@ -421,6 +422,9 @@ class Driver:
         if self._snapshot_task is not None:
             return
         raft_log = self._core.state.log
+        if raft_log.unsaved_snapshot is not None:
+            return  # one from the leader is on its way to the disk
+        self._answer_snapshot_waiters(raft_log.snapshot.index)  # one from the leader may do
         fresh_entries = self._applier.index - raft_log.snapshot.index
         is_wanted = bool(self._snapshot_waiters) and fresh_entries > 0
         is_long = (
@@ -429,8 +433,6 @@ class Driver:
         )
         if not is_wanted and not (is_long and fresh_entries > 0):
             return
-        if raft_log.unsaved_snapshot is not None:
-            return  # a newer one is on its way to the disk
         # Built in this turn: an immutable view of exactly what is applied.
         snapshot = self._applier.snapshot()
         self._fresh_bytes = 0

@@ -29,7 +29,7 @@ from pdd.raft.messages import (
 from pdd.raft.proposals import OutcomeKind
 from pdd.raft.sessions import SessionedStateMachine, SessionStatus, decode_result
 from pdd.raft.state import Role
-from pdd.raft.values import NO_SNAPSHOT, Entry, EntryKind, NodeId
+from pdd.raft.values import NO_SNAPSHOT, Entry, EntryKind, NodeId, SnapshotMeta
 from pdd.replication.driver import DivergenceError, Driver, DriverSettings
 from pdd.replication.errors import StorageFailedError
 from pdd.replication.filesystem import OsFileSystem
@@ -329,6 +329,27 @@ async def test_a_snapshot_is_taken_on_demand_and_shortens_the_log(tmp_path: Path
     async with running(Bench(tmp_path, voters=(A,))) as bench:
         await bench.until_leader()
         assert decode_value((await bench.query("k").wait()).result) == (1, 2, 3, 4, 5)
+
+
+async def test_who_asks_for_a_snapshot_is_answered_when_the_leaders_overtakes_it(
+    tmp_path: Path,
+) -> None:
+    state = SessionedStateMachine(KvMachine(), idle_ms_max=60_000, max_sessions=100).snapshot()
+    async with running(Bench(tmp_path, voters=(A, B, C))) as bench:
+        entry = Entry(index=1, term=1, kind=EntryKind.NOOP, data=b"")
+        append = AppendRequest(
+            source=B, target=A, term=1, prev_index=0, prev_term=0, commit_index=1, entries=(entry,)
+        )
+        bench.driver.receive(append, size_bytes=10)
+        await bench.until(lambda: bench.driver.status().applied_index == 1)
+        asked = asyncio.create_task(bench.driver.take_snapshot())
+        await asyncio.sleep(0)  # it waits; the driver, which was idle, has not gone on
+        installed = InstallSnapshot(
+            source=B, target=A, term=1, meta=SnapshotMeta(index=50, term=1), data=state
+        )
+        bench.driver.receive(installed, size_bytes=len(state))
+        assert await asyncio.wait_for(asked, WAIT_S) == 50
+        assert bench.core.state.log.unsaved_snapshot is None
 
 
 async def test_snapshots_are_taken_after_enough_entries(tmp_path: Path) -> None:
