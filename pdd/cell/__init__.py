@@ -1,21 +1,28 @@
 """What the schedulers of a cell have agreed on: the replicated state, a pure room.
 
-    operations  what can be said: members, cordons, overrides, quotas; and blocks and sequences
-    codec       operations <-> versioned bytes; this release reads its own and the one before
+    operations  what can be said for good: members, cordons, roles, overrides, quotas
+    codec       operations <-> versioned bytes, of this release and of what the one before writes
     tables      rows with a hash that is kept up to date row by row
     state       the hard tables and what each operation does to them
     machine     the state machine that raft drives (`pdd.raft.machine.StateMachine`)
-    followed    the soft part where somebody keeps it: the block directory, fed by the same log
+    sequences   the soft part: which scheduler has which request, and where that runs
+    claims      which scheduler may run a client's key, as the leader grants it
     pacing      which entry to propose next: hard ones first, soft ones in batches
 
 *Hard* entries (members and their boot epochs, roles, cordons, configuration overrides, quotas) are
-answered after commit and fsync, and are what a snapshot holds. *Soft* entries (blocks, sequences)
+answered after commit and fsync, and are what a snapshot holds. *Soft* entries (where requests are)
 go through the same log in the same order and are forgotten with it: no snapshot and no state hash
-knows them, and they are answered with nothing. They come back from the nodes, which know better.
+knows them, and they are answered with nothing.
 
-The sequence table is soft for three reasons. A new leader takes the nodes' own reports as truth, so
-a table that survived would only be contradicted. Block ids are many (2k tokens at tensor
-parallelism 4 are 500 numbers), and a snapshot that holds a thousand sequences' is megabytes of
-what the next second makes stale. And what is in the hash must be in the snapshot: soft entries are
-in neither, so a replica that was restored from a snapshot agrees with one that never stopped.
+The sequence table is soft because it is a hint. A new leader takes the nodes' own reports as truth,
+so a table that survived would only be contradicted; and what is in the hash must be in the
+snapshot. It says who has a request, on which nodes and in which attempt; not the block ids, which
+are many (2k tokens at tensor parallelism 4 are 500 numbers) and which the nodes tell at any time.
+
+The block directory does not go through the log. Every node is attached to every scheduler and tells
+each of them what its cache holds, numbered, so that a scheduler sees what it has missed and asks
+(``daemon/cache_feed``, ``daemon/directory_feed``). Through the log the same bytes would be written
+to three disks with an fsync, pass through the leader twice, and come later: `pdd bench raft` shows
+what that does to hard entries. The directory of a follower is therefore never older than the
+leader's, survives a lost majority, and adds nothing to log or snapshots.
 """

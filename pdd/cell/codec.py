@@ -1,16 +1,17 @@
 """Entries of the cell's log, to and from bytes.
 
     entry  = msgpack [version, HARD, [operation, ...]]      operation = [kind, field, ...]
-           | msgpack [version, SOFT, bytes]                 of `pdd.directory.entries`
+           | msgpack [version, SOFT, bytes]                 of `pdd.cell.sequences`
     result = msgpack [log index, [status, ...], fault or None]      of a hard entry; else empty
 
 An entry is decoded whole before any of it is applied, so it counts whole or not at all.
 
-Versions: 1 (first); 2, roles (kinds 9 and 10). A release reads its own version and the one before.
-Within a kind, a field is only ever added at the end, with the version it came with and what older
-entries mean by its absence; a new kind names its version likewise. An entry is written in the
-oldest version that says all of it and that this release reads: so one scheduler of a cell may be
-updated after the other, and what only the newer ones have is refused by an older one as a whole.
+Versions: 1 (first); 2, roles (kinds 9 and 10). Within a kind, a field is only ever added at the
+end, with the version it came with and what older entries mean by its absence; a new kind names its
+version likewise. An entry is written in the oldest version that says all of it and that the release
+before has as its own: so one scheduler of a cell may be updated after the other, and what only the
+newer ones have is refused by an older one as a whole. A release reads everything that the one
+before may have written, which is two versions back: after an update a log is full of it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class HardEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftEntry:
-    """A `pdd.directory.entries.DirectoryEntry`, which has versions of its own."""
+    """What `pdd.cell.sequences` reads; it has versions of its own."""
 
     data: bytes
 
@@ -99,7 +100,8 @@ class Codec:
         self._kinds = kinds
         self._numbers = {rule.made: number for number, rule in kinds.items()}
         self.version = version
-        self.oldest_readable_version = max(version - 1, 1)
+        self.oldest_written_version = max(version - 1, 1)
+        self.oldest_readable_version = max(version - 2, 1)
 
     def encode(self, operations: Sequence[Any], *, version: int | None = None) -> bytes:
         """A hard entry. ``version``: None: see the module.
@@ -109,7 +111,7 @@ class Codec:
         """
         if version is None:
             needed = (self._version_of(operation) for operation in operations)
-            version = max([self.oldest_readable_version, *needed])
+            version = max([self.oldest_written_version, *needed])
         rows = [self._row(operation, version) for operation in operations]
         data: bytes = msgpack.packb([version, EntryClass.HARD, rows])
         return data
@@ -133,7 +135,7 @@ class Codec:
 
     def encode_soft(self, data: bytes) -> bytes:
         """A soft entry; the same in every version so far."""
-        packed: bytes = msgpack.packb([self.oldest_readable_version, EntryClass.SOFT, data])
+        packed: bytes = msgpack.packb([self.oldest_written_version, EntryClass.SOFT, data])
         return packed
 
     def decode(self, data: bytes) -> HardEntry | SoftEntry:

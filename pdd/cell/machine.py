@@ -4,7 +4,7 @@
     the scheduler daemon      CellMachine(soft=...)    follows the same entries, and keeps them
 
 What is answered for a soft entry must be the same on every replica, and so is nothing: one that was
-restored from a snapshot knows no blocks, one that never stopped knows them all.
+restored from a snapshot knows no rows, one that never stopped knows them all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Protocol
 import msgpack
 
 from pdd.cell.codec import CODEC, EntryError, SoftEntry, encode_result
-from pdd.cell.operations import MemberJoined, MemberLeft, Operation, Status
 from pdd.cell.state import CellState
 
 SNAPSHOT_VERSION = 2
@@ -30,25 +29,17 @@ class SnapshotError(Exception):
 class Soft(Protocol):
     """Who keeps what the soft entries say."""
 
-    def apply(self, index: int, data: bytes) -> None:
-        """One soft entry."""
+    def apply(self, data: bytes) -> None:
+        """What one soft entry holds."""
         ...
 
-    def member_joined(self, joined: MemberJoined) -> None:
-        """A life began; what was known of the former one is void."""
-        ...
-
-    def member_left(self, left: MemberLeft) -> None:
-        """A node is forgotten."""
-        ...
-
-    def begin(self, state: CellState) -> None:
-        """All that was known is void; these are the members."""
+    def begin(self) -> None:
+        """The log goes on from a snapshot: what was said until there may have been missed."""
         ...
 
 
 class CellMachine:
-    """Members, cordons, overrides and quotas; and who follows the soft entries, if anybody."""
+    """Members, cordons, roles, overrides, quotas; and who follows the soft entries, if anybody."""
 
     def __init__(self, *, soft: Soft | None = None) -> None:
         self.state = CellState()
@@ -65,19 +56,10 @@ class CellMachine:
             return encode_result(index, [], fault=f"entry {index}: {error}")
         if isinstance(entry, SoftEntry):
             if self._soft is not None:
-                self._soft.apply(index, entry.data)
+                self._soft.apply(entry.data)
             return b""
         self.index = index
-        return encode_result(index, [self._apply_one(one) for one in entry.operations])
-
-    def _apply_one(self, operation: Operation) -> Status:
-        status = self.state.apply(operation)
-        if self._soft is not None and status is Status.APPLIED:
-            if isinstance(operation, MemberJoined):
-                self._soft.member_joined(operation)
-            elif isinstance(operation, MemberLeft):
-                self._soft.member_left(operation)
-        return status
+        return encode_result(index, [self.state.apply(one) for one in entry.operations])
 
     def query(self, data: bytes) -> bytes:
         """Everything, whatever is asked: a snapshot."""
@@ -105,7 +87,7 @@ class CellMachine:
         fresh.load(tables)
         self.state, self.index = fresh, index
         if self._soft is not None:
-            self._soft.begin(fresh)
+            self._soft.begin()
 
     def state_hash(self) -> bytes:
         """Of the hard state."""

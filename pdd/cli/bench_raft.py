@@ -30,7 +30,8 @@ def raft(seconds: float, directory: Path | None, output: str) -> None:
     """Commit entries on three replicas, with 1, 16 and 64 outstanding.
 
     Three processes on loopback, each with a log of its own on the disk of --dir, and a client
-    outside of them. Beside it, what a bare fdatasync takes there.
+    outside of them. Beside it, what a bare fdatasync takes there. Then one entry at a time beside
+    soft ones: those of the sequence table, and what the block directory would be in the log.
     """
     import asyncio
 
@@ -49,4 +50,18 @@ def raft(seconds: float, directory: Path | None, output: str) -> None:
             for row in report.rows
         ],
     )
+    print_table(
+        ("SOFT LOAD", "WANTED MB/S", "COMMITTED MB/S", "HARD P50 MS", "HARD P99 MS"),
+        [
+            (
+                soft.load,
+                f"{soft.wanted_bytes_per_s / 1e6:.2f}",
+                f"{soft.soft_bytes_per_s / 1e6:.2f}",
+                f"{soft.hard_p50_ms:.2f}",
+                f"{soft.hard_p99_ms:.2f}",
+            )
+            for soft in report.soft_rows
+        ],
+    )
+    click.echo(f"longest pause of a replica: {report.longest_pause_ms:.1f} ms")
     click.echo(f"disk fsync: p50 {report.fsync_p50_ms:.2f} ms, p99 {report.fsync_p99_ms:.2f} ms")

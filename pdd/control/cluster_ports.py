@@ -76,6 +76,10 @@ class GroupRefused(Exception):
 class BlockFinder(Protocol):
     """Where blocks are."""
 
+    def holder_of(self, what: str) -> str | None:
+        """The other scheduler that has this request; None where this one is to answer."""
+        ...
+
     async def locate(self, what: str) -> cluster_pb2.LocateBlocksResponse:
         """Where a running request is, or a block by its key. Raises UnknownRequest, TooManyAsk."""
         ...

@@ -235,6 +235,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.LocateBlocksResponse:
         """See cluster.proto; an operator's read."""
         await self._admit_operator(context)
+        holder = self._handler.blocks.holder_of(request.what)
+        if holder is not None and self._leader is not None:
+            answer = await self._leader.ask("LocateBlocks", request, context, scheduler=holder)
+            if answer is not None:
+                told: cluster_pb2.LocateBlocksResponse = answer
+                return told
         async with _refusals(context):
             return await self._handler.blocks.locate(request.what)
 

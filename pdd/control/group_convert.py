@@ -317,12 +317,13 @@ def decision_from_proto(
                 is_whole=item.taken.is_whole,
             )
         case "refused":
-            return RequestRefused(request_id=request_id, error=_error(item.refused))
+            return RequestRefused(request_id=request_id, error=refused_error(item.refused))
         case other:
             raise ValueError(f"unknown decision {other!r}")
 
 
-def _error(refused: decisions_pb2.PlaceRefused) -> PddError:
+def refused_error(refused: decisions_pb2.PlaceRefused) -> PddError:
+    """Why it is over."""
     match refused.kind:
         case "invalid":
             return InvalidRequest(refused.message, field=refused.field or None, code=refused.code)

@@ -1,6 +1,6 @@
 """What is asked of any scheduler and known to the leader: passed on, once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -19,15 +19,25 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 class LeaderCluster:
     """The leader's ``Cluster`` service, as another scheduler reaches it."""
 
-    def __init__(self, address: Callable[[], str], *, security: Security = PLAIN) -> None:
-        """``address``: of the leader; empty where this scheduler is to answer itself."""
+    def __init__(
+        self,
+        address: Callable[[], str],
+        *,
+        addresses: Mapping[str, str] | None = None,
+        security: Security = PLAIN,
+    ) -> None:
+        """``address``: of the leader; empty where this scheduler is to answer itself.
+        ``addresses``: of all schedulers, by name."""
         self._address = address
+        self._addresses = addresses or {}
         self._security = security
 
-    async def ask(self, method: str, request: Any, context: Any) -> Any | None:
-        """The leader's answer, its refusals too; None: it is this scheduler's to answer. A
-        connection per question: they are rare."""
-        address = self._address()
+    async def ask(
+        self, method: str, request: Any, context: Any, *, scheduler: str = ""
+    ) -> Any | None:
+        """The answer of ``scheduler``, or else the leader's, its refusals too; None: it is this
+        scheduler's to answer. A connection per question: they are rare."""
+        address = self._addresses[scheduler] if scheduler else self._address()
         if not address or _MARK in dict(context.invocation_metadata()):
             return None
         async with self._security.channel(address, options=CHANNEL_OPTIONS) as channel:

@@ -1,12 +1,16 @@
 """Where KV blocks are.
 
-Those of a running request: its nodes are asked, for nobody else knows all of it. One by its key:
-the block directory tells which nodes hold it, as far as they have told of their caches.
+Those of a running request: its nodes are asked, for nobody else knows all of it. Of one that
+another scheduler has, that scheduler is asked (``holder_of``); if it does not answer, its nodes
+are, as it has last said which they are. One by its key: the block directory tells which nodes hold
+it, as far as they have told of their caches.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
+from pdd.cell.sequences import SequenceRow, SequenceTable
 from pdd.control.cluster_ports import TooManyAsk, UnknownRequest
 from pdd.control.node_session import NodeSession
 from pdd.core.identity import NodeName, RequestId
@@ -34,35 +38,78 @@ class BlockLocator:
         streams: Mapping[RequestId, RequestStream],
         holders: Callable[[BlockKey], tuple[str, ...]],
         now: Callable[[], float],
+        table: SequenceTable,
     ) -> None:
-        """``holders``: the nodes that hold a block, by its key."""
+        """
+        Args:
+            holders: the nodes that hold a block, by its key.
+            table: what other schedulers have; empty where there is none.
+        """
         self._core = core
         self._sessions = sessions
         self._streams = streams
         self._holders = holders
         self._now = now
+        self._table = table
         self._asked: dict[_Question, list[asyncio.Future[cluster_pb2.BlocksHeld]]] = {}
+
+    def holder_of(self, what: str) -> str | None:
+        """The scheduler that has this request, if it runs and is not held here."""
+        request = self._core.requests.get(RequestId(what))
+        row = self._table.get(what)
+        if (
+            row is None
+            or row.ended
+            or row.is_adrift
+            or (request is not None and not request.holder)
+        ):
+            return None
+        return row.holder
 
     async def locate(self, what: str) -> cluster_pb2.LocateBlocksResponse:
         """A request by its id, whose nodes are asked; else a block by its key's 32 hexadecimal
         digits.
 
         Raises:
-            UnknownRequest: it does not run here, or nobody holds the block.
+            UnknownRequest: it does not run, or nobody holds the block.
             TooManyAsk: try again.
         """
-        request_id = what
-        request = self._core.requests.get(RequestId(request_id))
-        if request is None and (key := parse_key(what)) is not None:
+        request = self._core.requests.get(RequestId(what))
+        if request is not None:
+            return await self._ask_nodes(
+                _of_request(request, self._streams.get(request.id)),
+                prefill=request.prefill,
+                decode=request.decode,
+            )
+        if (key := parse_key(what)) is not None:
             return self._by_key(key)
-        if request is None:
-            raise UnknownRequest(self._why_unknown(request_id))
-        names = list(dict.fromkeys(filter(None, (request.prefill, request.decode))))
+        row = self._table.get(what)
+        if row is None or row.ended:
+            raise UnknownRequest(self._why_unknown(what, row))
+        return await self._ask_nodes(
+            cluster_pb2.LocateBlocksResponse(
+                request_id=what, generation=row.generation, tenant=row.tenant, scheduler=row.holder
+            ),
+            prefill=NodeName(row.prefill) if row.prefill else None,
+            decode=NodeName(row.decode) if row.decode else None,
+        )
+
+    async def _ask_nodes(
+        self,
+        told: cluster_pb2.LocateBlocksResponse,
+        *,
+        prefill: NodeName | None,
+        decode: NodeName | None,
+    ) -> cluster_pb2.LocateBlocksResponse:
+        request_id = told.request_id
+        names = list(dict.fromkeys(filter(None, (prefill, decode))))
         if len(self._asked) + len(names) > _ASKED_COUNT_MAX:
             raise TooManyAsk(f"{len(self._asked)} nodes are being asked already: try again")
-        told = _of_request(request, self._streams.get(request.id))
-        leases = [self._core.nodes[name].leases.get(request.id, 0) for name in names]
-        answers = [self._ask(name, request_id, request.generation) for name in names]
+        leases = [
+            node.leases.get(RequestId(request_id), 0) if (node := self._core.nodes.get(name)) else 0
+            for name in names
+        ]
+        answers = [self._ask(name, request_id, told.generation) for name in names]
         try:
             if answers:
                 await asyncio.wait(answers, timeout=_ANSWER_TIMEOUT_S)
@@ -73,7 +120,7 @@ class BlockLocator:
             is_answered = answer.done() and not answer.cancelled()
             told.nodes.add(
                 node=name,
-                role="prefill" if name == request.prefill else "decode",
+                role="prefill" if name == prefill else "decode",
                 leased_block_count=lease,
                 is_answered=is_answered,
                 ranks=answer.result().ranks if is_answered else (),
@@ -117,13 +164,17 @@ class BlockLocator:
             if not answers:
                 del self._asked[question]
 
-    def _why_unknown(self, request_id: str) -> str:
+    def _why_unknown(self, request_id: str, row: SequenceRow | None) -> str:
+        if row is not None:
+            nodes = ", ".join(filter(None, (row.prefill, row.decode))) or "no node"
+            ended = datetime.fromtimestamp(row.at_ms / 1000, tz=UTC).isoformat(timespec="seconds")
+            return (
+                f"request {request_id!r} has ended at {ended} ({row.ended}), on {nodes}, at "
+                f"scheduler {row.holder}; what it left in caches is found by the hash of a block"
+            )
         decisions = self._core.why(RequestId(request_id), now_s=self._now())
         if not decisions:
-            return (
-                f"no request {request_id!r}: it is too long ago, another scheduler has it, or it "
-                "never was"
-            )
+            return f"no request {request_id!r}: it is too long ago, or it never was"
         return (
             f"request {request_id!r} has ended: no block is held for it any more, what it left in "
             "caches is found by the hash of a block; 'pdd why' tells where it was"
@@ -143,5 +194,6 @@ def _of_request(request: Request, stream: RequestStream | None) -> cluster_pb2.L
         watermark_tokens=len(request.request.prompt_token_ids) + output_tokens,
         output_tokens=output_tokens,
         tenant=request.request.tenant,
+        scheduler=request.holder,
         prompt_keys=split_keys(request.keys),
     )

@@ -124,6 +124,12 @@ class GroupDesk:
         self._asking: asyncio.Task[None] | None = None
         self._told: dict[RequestId, int] = {}
         """Requests that the leader knows, and the generation that it knows of."""
+        self._heard_s: dict[str, float] = {}
+        """When schedulers that are not attached were; since it leads where they never were."""
+        self.on_leader_attached: Callable[[], None] = _ignore
+        """Told when there is a leader that takes what this scheduler says."""
+        self.on_holder_lost: Callable[[str, bool], None] = _ignore
+        """While this one leads: a scheduler is lost, or (True) its requests are forgotten."""
 
     @property
     def leader(self) -> str | None:
@@ -138,6 +144,18 @@ class GroupDesk:
     def is_connected(self) -> bool:
         """Whether places can be had now."""
         return self._core.leads or self._link is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one gives places."""
+        return self._core.leads
+
+    def silent_s(self, scheduler: str) -> float | None:
+        """While this one leads: how long another one has not been attached; None: no such one."""
+        if scheduler in self._holders:
+            return 0.0
+        heard_s = self._heard_s.get(scheduler)
+        return None if heard_s is None else self._clock() - heard_s
 
     # --- who leads ---------------------------------------------------------------------------
 
@@ -174,8 +192,10 @@ class GroupDesk:
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None
+        self._heard_s = dict.fromkeys(self._addresses, self._clock())
         log.info("leading", held=len(self._core.requests), others=len(self._others))
         self._step(LeadershipChanged(leads=True))
+        self.on_leader_attached()
 
     def _stop_leading(self) -> None:
         if self._settling is not None:
@@ -256,6 +276,8 @@ class GroupDesk:
             return
         del self._holders[name]
         self._untold.pop(name, None)
+        self._heard_s[name] = self._clock()
+        self.on_holder_lost(name, False)
         log.info("holder_detached", scheduler=name, reason=reason)
         self._lost[name] = asyncio.get_running_loop().call_later(
             HOLDER_MEMORY_S, self._forget_holder, name
@@ -264,6 +286,7 @@ class GroupDesk:
     def _forget_holder(self, name: str) -> None:
         self._lost.pop(name, None)
         self._step(HolderLost(holder=name))
+        self.on_holder_lost(name, True)
 
     def _all_have_told(self) -> bool:
         return not self._untold and len(self._holders) == len(self._addresses) - 1
@@ -357,6 +380,7 @@ class GroupDesk:
             if request_id not in self._told:
                 self._tell(request_id)
         link.send(decisions_pb2.HolderItem(all_told=decisions_pb2.AllTold()))
+        self.on_leader_attached()
 
     def leader_said(self, link: LeaderLink, item: decisions_pb2.LeaderItem) -> None:
         """See ``LeaderNews``."""
@@ -466,3 +490,7 @@ class GroupDesk:
             )
             assert item is not None
             link.send(item)
+
+
+def _ignore(*_: object) -> None:
+    """Nobody is there to be told."""

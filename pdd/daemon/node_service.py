@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 _LOCATING_COUNT_MAX = 64
 """Questions for blocks that the engine has not answered yet; each is over within a second."""
 
+_OFFER_S = 1.0
+"""A scheduler claims at once what it was told of, unless it is gone."""
+
 _News = tuple[EngineStats, str, BlockCensus | None, int]
 """What a scheduler is told of at once."""
 
@@ -72,6 +75,9 @@ class NodeService:
         self._reports: dict[SchedulerLink, JobReports] = {}
         self._told: dict[SchedulerLink, _News] = {}
         self._locating: set[asyncio.Task[None]] = set()
+        self._offered: dict[str, tuple[SchedulerLink, float]] = {}
+        """Held requests that a scheduler was told of, and until when it may claim them: at most as
+        many as are held."""
 
     def hello(self) -> cluster_pb2.Hello:
         """Everything a scheduler and a peer must know about this node."""
@@ -168,8 +174,13 @@ class NodeService:
                 log.warning("scheduler_message_ignored", kind=other)
 
     def _seek(self, link: SchedulerLink, seek: cluster_pb2.Seek) -> None:
-        """Tell what a client has come back for, if it is held here and nobody reads it."""
+        """Tell what a client has come back for, if it is held here and nobody reads it. What one
+        scheduler was told is not told to another for a moment, or both would take it over."""
         homes = self._homes()
+        now_s = asyncio.get_running_loop().time()
+        for request_id, (_, until_s) in list(self._offered.items()):
+            if until_s <= now_s:
+                del self._offered[request_id]
         for held in self._jobs.held():
             if held.home in homes:
                 continue  # its client has its end from there
@@ -177,6 +188,11 @@ class NodeService:
             is_named = submit.request_id == seek.request_id
             has_key = bool(seek.resume_key) and submit.resume_key == seek.resume_key
             if is_named or has_key:
+                offered_to, _ = self._offered.setdefault(
+                    submit.request_id, (link, now_s + _OFFER_S)
+                )
+                if offered_to is not link:
+                    continue
                 log.info("held_job_found", request_id=submit.request_id, scheduler=link.address)
                 link.send(cluster_pb2.NodeMessage(found=_held_to_proto(held)))
 

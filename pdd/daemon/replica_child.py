@@ -58,14 +58,22 @@ class ReplicaChild:
             raise ReplicaRefused(f"raft: {told['refused']}")
         return str(told["address"])
 
-    async def ended(self, on_leader: Callable[[str | None], None]) -> str:
+    async def ended(
+        self,
+        on_leader: Callable[[str | None], None],
+        on_pause: Callable[[float], None] = lambda pause_s: None,
+    ) -> str:
         """Waits for its end; the reason, its own one if it had any. ``on_leader``: told who leads,
-        whenever that changes; None while it is not known."""
+        whenever that changes; None while it is not known. ``on_pause``: told the longest pause of
+        its loop in this life, whenever there was a longer one."""
         while line := await self._lines.readline():
             told = json.loads(line)
             if "refused" in told:
                 return f"raft: {told['refused']}"
-            on_leader(told["leader"])
+            if "longest_pause_s" in told:
+                on_pause(told["longest_pause_s"])
+            else:
+                on_leader(told["leader"])
         return await self._how_it_ended()
 
     def say(self, words: bytes) -> None:

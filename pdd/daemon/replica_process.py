@@ -6,8 +6,9 @@ It holds the hard state and raft's log, nothing else; block entries pass by.
 
 SETTINGS is a JSON object: node, addresses, cluster_id, data_dir, is_new_cluster, tls (three paths,
 or null), is_unix, log (level, format). Tells its parent one JSON line on stdout: ``{"address"}``
-when it listens, ``{"leader"}`` whenever another replica leads (null: none is known to), or
-``{"refused"}`` with the reason. Ends when its stdin is closed, that is, with its parent; signals
+when it listens, ``{"leader"}`` whenever another replica leads (null: none is known to),
+``{"longest_pause_s"}`` whenever its loop has paused longer than ever, or ``{"refused"}`` with the
+reason. Ends when its stdin is closed, that is, with its parent; signals
 that are meant for the daemon (systemd tells all of a unit's processes) are left to the daemon.
 
 A leader is of use only with its scheduler: when the parent has not said a word on stdin for
@@ -130,6 +131,7 @@ class _Parent:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._heard_s = time.monotonic()
+        self._told_pause_s = 0.0
 
     def read(self) -> None:
         said = os.read(sys.stdin.fileno(), 4096)
@@ -146,6 +148,10 @@ class _Parent:
             silent_s = time.monotonic() - self._heard_s
             if silent_s > PARENT_SILENCE_S:
                 self._hand_over(f"the scheduler has been silent for {silent_s:.1f} s")
+            pause_s = self._replica.driver.longest_pause_s
+            if pause_s > self._told_pause_s:
+                self._told_pause_s = pause_s
+                _tell(longest_pause_s=pause_s)
 
     def _hand_over(self, reason: str) -> None:
         target = self._replica.driver.hand_over()
@@ -153,7 +159,7 @@ class _Parent:
             log.warning("leadership_handed_over", target=target, reason=reason)
 
 
-def _tell(**fields: str | None) -> None:
+def _tell(**fields: str | float | None) -> None:
     with contextlib.suppress(BrokenPipeError):  # the parent is gone, and stdin says so too
         os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
 

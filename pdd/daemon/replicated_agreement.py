@@ -16,7 +16,6 @@ run from the very start ends the daemon: nobody should be served before cordons 
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from pdd.cell.codec import CODEC, EntryError, decode_result
 from pdd.cell.machine import CellMachine
 from pdd.cell.operations import Operation, Status
 from pdd.cell.pacing import HardBatch, Pacing, SoftBatch
+from pdd.cell.sequences import SequenceTable, SoftOperation, encode_rows, size_bytes
 from pdd.cell.state import CellState
 from pdd.core.errors import NodeUnavailable
 from pdd.core.ports import Clock
@@ -42,7 +42,6 @@ from pdd.daemon.replica_child import (
     RestartPauses,
     start_replica,
 )
-from pdd.directory.entries import DirectoryEntry
 from pdd.replication.client import GroupClient, OutcomeUnknownError, Session, SessionLostError
 from pdd.replication.grpc_options import CHANNEL_OPTIONS, RECONNECT_MAX_S
 from pdd.rpc.v1 import raft_pb2 as pb
@@ -83,8 +82,14 @@ class ReplicaPlan:
 class ReplicatedAgreement:
     """Implements ``Agreement``."""
 
-    def __init__(self, plan: ReplicaPlan, *, clock: Clock) -> None:
+    def __init__(
+        self, plan: ReplicaPlan, *, clock: Clock, sequences: SequenceTable | None = None
+    ) -> None:
+        """``sequences``: fed with what schedulers say of their requests; None: nobody looks."""
         self._plan = plan
+        self._sequences = sequences
+        self._on_heard: Callable[[], None] = _ignore
+        self._on_soft_lost: Callable[[], None] = _ignore
         self._clock = clock
         self._machine = CellMachine()
         self._followers: list[Follower] = []
@@ -98,6 +103,8 @@ class ReplicatedAgreement:
         """The scheduler whose replica leads, as far as the own replica knows."""
         self._leader_followers: list[Callable[[str | None], None]] = []
         self._child: ReplicaChild | None = None
+        self.longest_pause_s = 0.0
+        """Of the own replica's loop, in all its lives."""
         self.fault = ""
         """Why there is no replica at the moment; empty while there is one."""
 
@@ -156,11 +163,17 @@ class ReplicatedAgreement:
                 "who leads; saying it again does no harm"
             ) from error
 
-    def say_soft(self, operation: Any, *, size_bytes: int) -> bool:
-        """A block or sequence operation, some time soon. False: dropped, no room."""
-        taken = self._pacing.put_soft(operation, size_bytes=size_bytes, now_s=self._clock())
+    def say_soft(self, operation: SoftOperation) -> None:
+        """Some time soon, or never: see ``follow_soft``."""
+        size = size_bytes(operation)
+        if not self._pacing.put_soft(operation, size_bytes=size, now_s=self._clock()):
+            self._on_soft_lost()
         self._wake.set()
-        return taken
+
+    def follow_soft(self, *, heard: Callable[[], None], lost: Callable[[], None]) -> None:
+        """``heard``: something was said and is in ``sequences``. ``lost``: what was said here may
+        not have come to anybody: there was no room for it, or its outcome is not known."""
+        self._on_heard, self._on_soft_lost = heard, lost
 
     async def ready(self) -> None:
         """Until ``state`` is what was last agreed on, or until that has taken too long: without a
@@ -209,7 +222,7 @@ class ReplicatedAgreement:
             self.fault = ""
             addresses = list(self.addresses.values())
             async with GroupClient(addresses, security=self._plan.security) as client:
-                ended = asyncio.create_task(child.ended(self._on_leader))
+                ended = asyncio.create_task(child.ended(self._on_leader, self._on_pause))
                 work = {
                     asyncio.create_task(self._beat(child)),
                     asyncio.create_task(self._watch(address)),
@@ -237,6 +250,9 @@ class ReplicatedAgreement:
             child.say(BEAT)
             await asyncio.sleep(BEAT_INTERVAL_S)
 
+    def _on_pause(self, pause_s: float) -> None:
+        self.longest_pause_s = max(self.longest_pause_s, pause_s)
+
     def _on_leader(self, leader: str | None) -> None:
         self.leader = leader
         for follower in self._leader_followers:
@@ -249,7 +265,7 @@ class ReplicatedAgreement:
         as it is then."""
         while True:
             async with self._plan.security.channel(address, options=CHANNEL_OPTIONS) as channel:
-                seen = CellMachine()
+                seen = CellMachine(soft=self._sequences)
                 try:
                     async for response in ReplicaStub(channel).Watch(pb.WatchRequest()):
                         await self._see(seen, response)
@@ -268,6 +284,7 @@ class ReplicatedAgreement:
             before = -1
         for entry in response.entries:
             seen.apply(entry.index, entry.body)
+        self._on_heard()
         if seen.index == before or seen.index < self._machine.index:
             return
         self._machine = seen
@@ -347,11 +364,10 @@ class ReplicatedAgreement:
 
     async def _send_soft(self, lane: "_Lane", batch: SoftBatch) -> None:
         try:
-            now_ms = time.time_ns() // 1_000_000  # log-carried: other replicas read no clock
-            entry = DirectoryEntry(leader_time_ms=now_ms, operations=batch.operations)
-            await lane.execute(CODEC.encode_soft(entry.encode()))
+            await lane.execute(encode_rows(batch.operations))
         except (NodeUnavailable, OutcomeUnknownError, SessionLostError) as error:
             log.info("soft_entry_lost", count=len(batch.operations), reason=str(error))
+            self._on_soft_lost()
         finally:
             self._pacing.soft_answered()
             self._wake.set()
@@ -389,6 +405,10 @@ class _Lane:
         result = await session.execute(data, timeout_s=ENTRY_TIMEOUT_S)
         self._session = session
         return result
+
+
+def _ignore() -> None:
+    """Nobody is there to be told."""
 
 
 def _start(tasks: set[asyncio.Task[None]], work: Any) -> None:

@@ -9,16 +9,21 @@ import grpc
 import structlog
 import uvloop
 
+from pdd.cell.sequences import SequenceTable
 from pdd.config.sections import Config
 from pdd.control.cluster_server import ClusterServicer
 from pdd.control.leader_cluster import LeaderCluster
 from pdd.control.leader_server import DecisionsServicer
+from pdd.control.runs_client import RunsClient
+from pdd.control.runs_server import RunsServicer
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
 from pdd.core.identity import Role
 from pdd.core.ports import Clock
 from pdd.daemon import notify
+from pdd.daemon.agreement_metrics import AgreementMetrics
 from pdd.daemon.directory_feed import DirectoryFeed
+from pdd.daemon.elsewhere_desk import ElsewhereDesk
 from pdd.daemon.group_desk import GroupDesk
 from pdd.daemon.grpc_extras import add_health_and_reflection
 from pdd.daemon.replica_desk import ReplicaDesk
@@ -41,9 +46,16 @@ from pdd.gateway.server import FrontServer, make_front, make_runs
 from pdd.gateway.server import serve as serve_http
 from pdd.gateway.settings import GatewaySettings
 from pdd.model.digest import tokenizer_digest
-from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, decisions_pb2_grpc, inference_pb2
+from pdd.rpc.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    decisions_pb2_grpc,
+    inference_pb2,
+    runs_pb2_grpc,
+)
 from pdd.scheduler.core import SchedulerCore
 from pdd.tls.public import PublicTls
+from pdd.tls.security import Security
 
 log = structlog.get_logger(__name__)
 
@@ -56,16 +68,28 @@ it at every thirtieth request. A young collection takes about 1 ms of all stream
 def run(config: Config) -> int:
     """Serve until a signal comes; the exit status."""
     with replica_plan(config) as plan:
-        agreement = ReplicatedAgreement(plan, clock=time.monotonic)
-        return uvloop.run(_SchedulerDaemon(config, agreement, clock=time.monotonic).serve())
+        sequences = SequenceTable()
+        agreement = ReplicatedAgreement(plan, clock=time.monotonic, sequences=sequences)
+        daemon = _SchedulerDaemon(config, agreement, sequences, clock=time.monotonic)
+        return uvloop.run(daemon.serve())
 
 
 class _SchedulerDaemon:
-    def __init__(self, config: Config, agreement: ReplicatedAgreement, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        agreement: ReplicatedAgreement,
+        sequences: SequenceTable,
+        *,
+        clock: Clock,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._agreement = agreement
+        self._sequences = sequences
         self._group: GroupDesk | None = None
+        self._elsewhere: ElsewhereDesk | None = None
+        self._runs_client: RunsClient | None = None
         self._model: ServedModel = served_model(config.engine)
         directory = DirectoryFeed(
             machine=DirectoryMachine(max_key_count=config.scheduler.directory_limit_blocks),
@@ -78,6 +102,7 @@ class _SchedulerDaemon:
             model=self._model.name,
             tokenizer_digest=tokenizer_digest(Path(config.engine.model)),
             agreement=agreement,
+            sequences=sequences,
         )
 
     async def serve(self) -> int:
@@ -94,10 +119,21 @@ class _SchedulerDaemon:
         settings = _gateway_settings(self._config)
         metrics = GatewayMetrics()
         ClusterMetrics(self._driver, registry=metrics.registry)
+        AgreementMetrics(self._agreement, self._sequences, registry=metrics.registry)
         tokenizer = await asyncio.to_thread(make_tokenizer, self._config.engine)
-        seek = self._driver.seek if self._config.raft.replicas else None
-        runs = make_runs(inference=self._driver, settings=settings, clock=self._clock, seek=seek)
+        security, public = member_security(self._config), public_tls(self._config)
+        if self._config.raft.replicas:
+            self._join_group(security)
+        runs = make_runs(
+            inference=self._driver,
+            settings=settings,
+            clock=self._clock,
+            seek=None if self._group is None else self._driver.seek,
+            elsewhere=self._elsewhere,
+        )
         self._driver.take_over_with(runs.adopt)
+        if self._elsewhere is not None:
+            self._elsewhere.serve(runs)
         inference = InferenceServicer(
             inference=self._driver,
             runs=runs,
@@ -107,21 +143,15 @@ class _SchedulerDaemon:
             metrics=metrics,
             clock=self._clock,
         )
-        security, public = member_security(self._config), public_tls(self._config)
-        raft = self._config.raft
-        if raft.replicas:
-            self._group = self._driver.join_group(
-                name=self._config.node.name,
-                addresses={name: str(address) for name, address in raft.schedulers.items()},
-                security=security,
-            )
         cluster = ClusterServicer(
             self._driver,
             security=security,
             group=ReplicaDesk(self._agreement),
             leader=None
             if self._group is None
-            else LeaderCluster(self._group.leader_address, security=security),
+            else LeaderCluster(
+                self._group.leader_address, addresses=self._addresses(), security=security
+            ),
         )
         SecurityMetrics(
             security,
@@ -139,6 +169,10 @@ class _SchedulerDaemon:
         if self._group is not None:
             decisions_pb2_grpc.add_DecisionsServicer_to_server(
                 DecisionsServicer(self._group, security=security), server
+            )
+        if self._elsewhere is not None:
+            runs_pb2_grpc.add_RunsServicer_to_server(
+                RunsServicer(self._elsewhere, security=security), server
             )
         await self._agree(agreeing)
         grpc_address = str(bind_members(server, self._config.grpc.listen, security))
@@ -165,7 +199,8 @@ class _SchedulerDaemon:
             asyncio.create_task(self._driver.directory.run()),
             asyncio.create_task(_watchdog()),
         ]
-        if self._group is not None:
+        if self._group is not None and self._elsewhere is not None:
+            self._agreement.follow_leader(self._elsewhere.leader_is)
             self._agreement.follow_leader(self._group.leader_is)
         # What was loaded stays: the collector need not walk it again while tokens wait.
         gc.collect()
@@ -193,7 +228,35 @@ class _SchedulerDaemon:
                 task.cancel()
             if self._group is not None:
                 await self._group.close()
+            if self._runs_client is not None:
+                await self._runs_client.close()
             tokenizer.close()
+
+    def _addresses(self) -> dict[str, str]:
+        """Of all schedulers, by name."""
+        return {name: str(address) for name, address in self._config.raft.schedulers.items()}
+
+    def _join_group(self, security: Security) -> None:
+        name, addresses = self._config.node.name, self._addresses()
+        self._group = self._driver.join_group(
+            name=name, addresses=addresses, security=security, say=self._agreement.say_soft
+        )
+        desk = self._driver.sequence_desk
+        assert desk is not None, "a group has one"
+        self._agreement.follow_soft(heard=desk.heard, lost=desk.lost)
+        self._runs_client = RunsClient(
+            scheduler=name,
+            addresses=addresses,
+            crashed=self._driver.note_crash,
+            security=security,
+        )
+        self._elsewhere = ElsewhereDesk(
+            name=name,
+            group=self._group,
+            table=self._sequences,
+            client=self._runs_client,
+            clock=self._clock,
+        )
 
     async def _agree(self, agreeing: asyncio.Task[None]) -> None:
         """Nobody is served before cordons are known. Raises what ended the replica."""

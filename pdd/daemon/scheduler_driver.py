@@ -15,9 +15,11 @@ not pass through the core; only a request's first token and its end do.
 import asyncio
 import secrets
 from collections import deque
+from collections.abc import Callable
 
 import structlog
 
+from pdd.cell.sequences import SequenceTable, SoftOperation
 from pdd.control.convert import identity_from_proto
 from pdd.control.node_session import NodeSession
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
@@ -37,6 +39,7 @@ from pdd.daemon.operator_desk import OperatorDesk
 from pdd.daemon.prompt_keys import PromptKeys
 from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.role_desk import RoleDesk, log_news
+from pdd.daemon.sequence_desk import SequenceDesk
 from pdd.daemon.takeovers import Takeovers
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
@@ -88,12 +91,14 @@ class SchedulerDriver:
         model: str,
         tokenizer_digest: str = "",
         agreement: Agreement | None = None,
+        sequences: SequenceTable | None = None,
     ) -> None:
         """
         Args:
             directory: the one that the core asks.
             tokenizer_digest: nodes with another one are refused; empty compares nothing.
             agreement: with the other schedulers; None: kept in memory, for as long as this lives.
+            sequences: what all schedulers have said of their requests; None: there is one.
         """
         self._core = core
         self._clock = clock
@@ -116,12 +121,14 @@ class SchedulerDriver:
             tokenizer_digest=tokenizer_digest,
         )
         self._streams: dict[RequestId, RequestStream] = {}
+        self._sequences = SequenceTable() if sequences is None else sequences
         self.blocks = BlockLocator(
             core=core,
             sessions=self._sessions,
             streams=self._streams,
             holders=directory.machine.holders,
             now=clock,
+            table=self._sequences,
         )
         self._takeovers = Takeovers(
             streams=self._streams,
@@ -146,11 +153,20 @@ class SchedulerDriver:
         self._crash: BaseException | None = None
         self._crashed = asyncio.Event()
         self._group: GroupDesk | None = None
+        self.sequence_desk: SequenceDesk | None = None
         self._agreed.follow()
 
-    def join_group(self, *, name: str, addresses: dict[str, str], security: Security) -> GroupDesk:
+    def join_group(
+        self,
+        *,
+        name: str,
+        addresses: dict[str, str],
+        security: Security,
+        say: Callable[[SoftOperation], None],
+    ) -> GroupDesk:
         """Before anything is served: several schedulers rule the cluster, and until one is known to
-        lead, nobody gives places. ``addresses``: of their gRPC servers, by name."""
+        lead, nobody gives places. ``addresses``: of their gRPC servers, by name. ``say``: to all of
+        them, some time soon."""
         self._group = GroupDesk(
             name=name,
             addresses=addresses,
@@ -159,8 +175,12 @@ class SchedulerDriver:
             security=security,
             step=self._step,
             output_token_count=self._output_token_count,
-            crashed=self._note_crash,
+            crashed=self.note_crash,
         )
+        desk = SequenceDesk(name=name, core=self._core, table=self._sequences, say=say)
+        self.sequence_desk = desk
+        self._group.on_leader_attached = desk.say_all
+        self._group.on_holder_lost = desk.holder_lost
         self._step(LeadershipChanged(leads=False))
         return self._group
 
@@ -393,13 +413,16 @@ class SchedulerDriver:
                     self._obey(effect)
                 if self._group is not None:
                     self._group.stepped(event, effects)
+                if self.sequence_desk is not None:
+                    self.sequence_desk.stepped(event, effects)
         except Exception as error:
-            self._note_crash(error)
+            self.note_crash(error)
             raise
         finally:
             self._stepping = False
 
-    def _note_crash(self, error: BaseException) -> None:
+    def note_crash(self, error: BaseException) -> None:
+        """A bug in what runs beside: the daemon ends with it."""
         self._crash = error
         self._crashed.set()
 

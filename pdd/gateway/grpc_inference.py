@@ -193,7 +193,7 @@ class InferenceServicer:
                 )
             known_id = RequestId(request.resume_from.request_id)
             if may_be_request_id(known_id):
-                await self._runs.appear(known_id)
+                await self._runs.appear(known_id, tenant=tenant)
             run = self._runs.find(known_id, tenant=tenant)
         else:
             name = run_name(

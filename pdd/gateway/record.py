@@ -65,6 +65,14 @@ class Record:
         self._text_ends.append(text_offset + len(text))
         self.size += 1
 
+    def has(self, frame: Frame) -> bool:
+        """Whether all that a frame says is here. (It ends where one of those here ended, or
+        behind them all: a choice's frames are cut alike whoever tells them.)"""
+        end = frame.first_token_index + len(frame.token_ids)
+        if frame.finish is not None and self._finish is None:
+            return False
+        return end <= self.token_count
+
     def compact(self) -> None:
         """Keep the text so far as one string."""
         self._texts = ["".join(self._texts)]

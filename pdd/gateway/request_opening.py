@@ -84,7 +84,7 @@ class StreamEndpoint:
         """Whatever runs or ran under that id, from behind ``Last-Event-ID``."""
         request_id = RequestId(turn.request.path.removeprefix(STREAMS_PATH))
         if may_be_request_id(request_id):
-            await self.runs.appear(request_id)
+            await self.runs.appear(request_id, tenant=tenant)
         run = self.runs.find(request_id, tenant=tenant)
         job = await run.job()
         endpoint = self.endpoints.get(run.name.path)

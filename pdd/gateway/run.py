@@ -69,6 +69,12 @@ class Run:
         self._error: PddError | None = None
         self._is_over = False
         self._is_retold = False
+        self._is_known = False
+        """It is told again from its beginning, of which the records have some."""
+        self.is_mirror = False
+        """Another scheduler has it."""
+        self.is_adrift = False
+        """That scheduler was lost; nobody has it until ``go_on``."""
 
     @property
     def ended_well(self) -> bool:
@@ -80,6 +86,11 @@ class Run:
         """Tokens, those of the prompt too, and log probabilities that are kept."""
         return self._prompt_token_count + sum(record.size for record in self._records)
 
+    @property
+    def token_counts(self) -> list[int]:
+        """Output tokens of each choice so far."""
+        return [record.token_count for record in self._records]
+
     def begin(self, prepare: Callable[[], Awaitable[Job]]) -> None:
         """Prepare and start; not in a client's task, for that client may leave."""
         self._task = asyncio.create_task(self._prepare(prepare))
@@ -90,6 +101,17 @@ class Run:
         self._job.set_result(job)
         self._is_retold = True
         self._linger_if_alone()
+
+    def set_adrift(self) -> None:
+        """The scheduler that has it was lost."""
+        self.is_adrift = True
+
+    def go_on(self, inference: Inference, *, linger_s: float) -> None:
+        """It was adrift and is this scheduler's own now: it is told again from its beginning."""
+        self.is_adrift = self.is_mirror = False
+        self._is_known = True
+        self._inference = inference
+        self._linger_s = linger_s
 
     async def job(self) -> Job:
         """What was asked for, once it is checked.
@@ -166,19 +188,28 @@ class Run:
     # --- Sink --------------------------------------------------------------------------------
 
     def planned(self, plan: Plan) -> None:
+        is_first = self._plan is None
         self._plan = plan
+        if self._is_known and not is_first:
+            return
         for sink in list(self._listeners):
             sink.planned(plan)
 
     def tokens(self, frame: Frame) -> None:
-        self._records[frame.choice_index].add(frame)
+        record = self._records[frame.choice_index]
+        if self._is_known and record.has(frame):
+            return
+        record.add(frame)
         for sink in list(self._listeners):
             sink.tokens(frame)
 
     def token(
         self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
     ) -> None:
-        self._records[0].add_token(index, token_id, text_offset, text)
+        record = self._records[0]
+        if self._is_known and index < record.token_count:
+            return
+        record.add_token(index, token_id, text_offset, text)
         for sink in list(self._listeners):
             sink.token(request_id, index, token_id, text_offset, text)
 

@@ -13,6 +13,9 @@ What is kept, and for how long:
 * A run that failed is forgotten at once: sending it again is what the key is for.
 * A request that a node held for a scheduler that is gone is a run from then on, as if its clients
   had just left (``adopt``).
+* A request that another scheduler has is a run here for as long as somebody looks, and shows what
+  is shown there; a key is run by one scheduler of a group at a time (``Elsewhere``). If the other
+  one is lost, nodes are asked for it as above, and whoever looks sees a pause.
 * What became of the last ``GONE_COUNT_MAX`` runs that are not kept any more is remembered in words.
 """
 
@@ -21,12 +24,14 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from pdd.core.errors import InvalidRequest, RequestGone, UnknownRequest
+from pdd.core.errors import InvalidRequest, NodeUnavailable, PddError, RequestGone, UnknownRequest
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Inference, Sink
 from pdd.core.requests import GenerateRequest
+from pdd.gateway.elsewhere import Elsewhere, Remote
 from pdd.gateway.job import Job
 from pdd.gateway.json_text import shorten
+from pdd.gateway.mirror import MIRROR_LINGER_S, MirrorSink
 from pdd.gateway.open_requests import stopping_error
 from pdd.gateway.run import Run, RunName
 from pdd.gateway.takeover import from_note, resume_key
@@ -53,14 +58,20 @@ class Runs:
         linger_s: float,
         wait_s: float = 0.0,
         seek: Seek | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """
         Args:
             wait_s: how long what is not known is waited for: nodes may be about to tell it.
             seek: asks nodes for what another scheduler, which is gone, has left there, by id or
                 else by key; whether any is asked. None: there is no other scheduler.
+            elsewhere: the other schedulers. None: there is none.
         """
         self._seek = seek
+        self._elsewhere = elsewhere
+        self._settling: dict[tuple[str, str, str], asyncio.Event] = {}
+        """Keys of which it is being found out whose they are; told when it is."""
+        self._adrift: set[asyncio.Task[None]] = set()
         self._wait_s = wait_s
         self._settled_s = clock() + wait_s
         self._adopted = asyncio.Event()
@@ -112,17 +123,74 @@ class Runs:
         self._settled_s = self._clock() + self._wait_s
 
     async def settle(self, name: RunName) -> None:
-        """Before ``join``. A scheduler that has just started may not know yet what runs: a key that
-        it does not know is held back a while."""
+        """Right before ``join``. A key that is not known here may be that of a request which a node
+        holds, or another scheduler runs; a scheduler that has just started holds it back a while.
+
+        Raises:
+            PddError: see ``Elsewhere.claim``.
+        """
         key = name.path, name.tenant, name.key
         if self._seek is None or not name.key:
             await self._wait(lambda: key in self._by_key, until_s=self._settled_s)
-        elif key not in self._by_key and self._seek(RequestId(""), resume_key(name)):
+            return
+        while (other := self._settling.get(key)) is not None:
+            await other.wait()
+        if key in self._by_key:
+            return
+        self._settling[key] = settled = asyncio.Event()
+        try:
+            await self._settle(name, key)
+        finally:
+            del self._settling[key]
+            # Whoever waits goes on in a later turn, and finds what ``join`` has begun in this one.
+            settled.set()
+
+    async def _settle(self, name: RunName, key: tuple[str, str, str]) -> None:
+        if self._elsewhere is None:
+            await self._seek_key(name, key)
+            return
+        claiming = asyncio.create_task(self._elsewhere.claim(name, resume_key(name)))
+        try:
+            await self._until_claimed(claiming, name, key)
+        finally:
+            claiming.cancel()
+            await asyncio.wait({claiming})
+        if claiming.cancelled():
+            return  # a node was quicker
+        if (remote := claiming.result()) is not None:
+            self._mirror(remote)
+        else:
+            await self._seek_key(name, key)
+
+    async def _until_claimed(
+        self, claiming: asyncio.Task[Remote | None], name: RunName, key: tuple[str, str, str]
+    ) -> None:
+        """While no scheduler leads, a node may tell what the lost one had."""
+        while not claiming.done() and key not in self._by_key:
+            if self._seek is not None:
+                self._seek(RequestId(""), resume_key(name))
+            adopted = asyncio.create_task(self._adopted.wait())
+            try:
+                await asyncio.wait(
+                    {claiming, adopted},
+                    timeout=_SEEK_AGAIN_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                adopted.cancel()
+
+    async def _seek_key(self, name: RunName, key: tuple[str, str, str]) -> None:
+        if self._seek is not None and self._seek(RequestId(""), resume_key(name)):
             until_s = self._clock() + _KEY_WAIT_S
             await self._wait(lambda: key in self._by_key, until_s=until_s)
 
-    async def appear(self, request_id: RequestId) -> None:
-        """Before ``find``. Its scheduler may just have been lost, and its node be about to tell."""
+    async def appear(self, request_id: RequestId, *, tenant: str) -> None:
+        """Before ``find``. Another scheduler may have it; or have just been lost, and its node be
+        about to tell.
+
+        Raises:
+            PddError: see ``Elsewhere.find``.
+        """
         until_s = self._clock() + self._wait_s
 
         def is_known() -> bool:
@@ -133,8 +201,79 @@ class Runs:
             return
         while not is_known() and self._clock() < until_s:
             self._seek(request_id, b"")
+            if self._elsewhere is not None:
+                remote = await self._elsewhere.find(request_id, tenant=tenant)
+                if remote is not None:
+                    self._mirror(remote)
+                    return
             turn_s = self._clock() + _SEEK_AGAIN_S  # its node may hear of the loss after its client
             await self._wait(is_known, until_s=min(until_s, turn_s))
+
+    def _mirror(self, remote: Remote) -> None:
+        """Show a request of another scheduler, unless it is here by now. Raises NodeUnavailable."""
+        try:
+            job, name = from_note(remote.request)
+        except ValueError as error:
+            remote.cancel(remote.request.request_id)
+            raise NodeUnavailable(
+                f"request {remote.request.request_id} cannot be followed here: {error}; ask the "
+                "scheduler that has it"
+            ) from error
+        request_id, key = remote.request.request_id, (name.path, name.tenant, name.key)
+        if request_id in self._by_id or (name.key and key in self._by_key):
+            remote.cancel(request_id)
+            return
+        run = Run(name, request_id, inference=remote, linger_s=MIRROR_LINGER_S, over=self._over)
+        self._by_id[request_id] = run
+        if name.key:
+            self._by_key[key] = run
+        run.take_over(job)
+        remote.start(job.request, MirrorSink(run, lost=self._on_holder_lost))
+
+    def _on_holder_lost(self, run: Run, error: PddError) -> None:
+        """Its scheduler is gone. Nodes have it for a while, and one of them may give it here."""
+        run.set_adrift()
+        waiting = asyncio.get_running_loop().create_task(self._until_adopted(run, error))
+        self._adrift.add(waiting)
+        waiting.add_done_callback(self._adrift.discard)
+
+    async def _until_adopted(self, run: Run, error: PddError) -> None:
+        until_s = self._clock() + self._linger_s  # about as long as nodes hold it
+        while self._clock() < until_s and self._seek is not None:
+            self._seek(run.request_id, b"")
+            turn_s = min(until_s, self._clock() + _SEEK_AGAIN_S)
+            await self._wait(lambda: not run.is_adrift, until_s=turn_s)
+            if not run.is_adrift:
+                return
+            if self._elsewhere is not None:
+                await self._follow_anew(run, self._elsewhere)
+        if run.is_adrift:
+            run.failed(error)
+
+    async def _follow_anew(self, run: Run, elsewhere: Elsewhere) -> None:
+        """A third scheduler may have been quicker to take it over."""
+        try:
+            remote = await elsewhere.find(
+                run.request_id, tenant=run.name.tenant, known_token_counts=run.token_counts
+            )
+        except PddError:
+            return  # that of its former holder, or of one that has it no more
+        if remote is not None and run.is_adrift:
+            run.go_on(remote, linger_s=MIRROR_LINGER_S)
+            remote.start(remote.request, MirrorSink(run, lost=self._on_holder_lost))
+        elif remote is not None:
+            remote.cancel(run.request_id)
+
+    async def known_by_key(self, path: str, tenant: str, key: str) -> Run:
+        """The run of a key, for another scheduler. Raises UnknownRequest."""
+        named = path, tenant, key
+        while (settling := self._settling.get(named)) is not None and named not in self._by_key:
+            await settling.wait()
+        self._forget_old()
+        run = self._by_key.get(named)
+        if run is None or run.is_mirror:
+            raise UnknownRequest("this scheduler has no request of that idempotency-key")
+        return run
 
     async def _wait(self, known: Callable[[], bool], *, until_s: float) -> None:
         while not known() and (left_s := until_s - self._clock()) > 0:
@@ -146,19 +285,23 @@ class Runs:
         """A request that a node holds; see ``Adopter``."""
         job, name = from_note(request)
         key = name.path, name.tenant, name.key
-        if request.request_id in self._by_id or (name.key and key in self._by_key):
+        run = self._by_id.get(request.request_id)
+        if run is not None and run.is_adrift:
+            run.go_on(self._inference, linger_s=self._linger_s)
+        elif run is not None or (name.key and key in self._by_key):
             raise ValueError("its client has sent it again, and that runs")
-        run = Run(
-            name,
-            request.request_id,
-            inference=self._inference,
-            linger_s=self._linger_s,
-            over=self._over,
-        )
-        self._by_id[request.request_id] = run
-        if name.key:
-            self._by_key[key] = run
-        run.take_over(job)
+        else:
+            run = Run(
+                name,
+                request.request_id,
+                inference=self._inference,
+                linger_s=self._linger_s,
+                over=self._over,
+            )
+            self._by_id[request.request_id] = run
+            if name.key:
+                self._by_key[key] = run
+            run.take_over(job)
         self._adopted.set()
         self._adopted = asyncio.Event()
         return job.request, run
@@ -177,6 +320,10 @@ class Runs:
         whose, why = self._gone.get(request_id, ("", ""))
         if whose == tenant:
             raise RequestGone(f"request {request_id} cannot be continued: {why}")
+        if self._elsewhere is not None:
+            told = self._elsewhere.explain(request_id, tenant=tenant)
+            if told is not None:
+                raise told
         raise UnknownRequest(
             f"request {shorten(request_id)} is not known to this scheduler: it runs at another "
             "one, ended long ago, or had no Idempotency-Key and ended with its connection"
@@ -216,6 +363,8 @@ class Runs:
     def _forget(self, run: Run, why: str) -> None:
         del self._by_id[run.request_id]
         self._by_key.pop((run.name.path, run.name.tenant, run.name.key), None)
+        if run.is_mirror:
+            return  # it may be there yet where it runs
         self._gone[run.request_id] = run.name.tenant, why
         if len(self._gone) > GONE_COUNT_MAX:
             self._gone.popitem(last=False)

@@ -9,6 +9,7 @@ from pdd.core.ports import Clock, Inference
 from pdd.gateway.answer import Serving
 from pdd.gateway.app import make_app
 from pdd.gateway.door import Door
+from pdd.gateway.elsewhere import Elsewhere
 from pdd.gateway.front import Front
 from pdd.gateway.http_connection import HttpConnection
 from pdd.gateway.metrics import GatewayMetrics
@@ -31,10 +32,13 @@ def make_runs(
     settings: GatewaySettings,
     clock: Clock,
     seek: Seek | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Runs:
-    """The runs of one scheduler process, which HTTP and gRPC share. ``seek``: see ``Runs``."""
+    """The runs of one scheduler process, which HTTP and gRPC share. ``seek``, ``elsewhere``: see
+    ``Runs``."""
     return Runs(
         seek=seek,
+        elsewhere=elsewhere,
         inference=inference,
         clock=clock,
         age_s=settings.resume_age_s,

@@ -261,6 +261,11 @@ class Driver:
         self._disk.shutdown(wait=True)
         self._storage.close()
 
+    @property
+    def longest_pause_s(self) -> float:
+        """By how much this loop was late at most: what could look like a dead leader."""
+        return self._longest_pause_s
+
     def _on_timer(self) -> None:
         now_s = self._clock()
         self._longest_pause_s = max(self._longest_pause_s, now_s - self._ticks.next_s)

@@ -1,7 +1,6 @@
 """The cell's state machine: the same entries give the same state, in every process and shape."""
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdd.cell.codec import CODEC, EntryError, encode_operations
-from pdd.cell.followed import FollowedDirectory
 from pdd.cell.machine import CellMachine
 from pdd.cell.operations import (
     Cordoned,
@@ -25,8 +23,15 @@ from pdd.cell.operations import (
     RoleSet,
     Uncordoned,
 )
-from pdd.directory.entries import BlockDelta, DirectoryEntry, SequenceStarted
-from pdd.directory.machine import DirectoryMachine
+from pdd.cell.sequences import (
+    HolderLost,
+    RowsAsked,
+    SequenceEnded,
+    SequenceHeld,
+    SequenceTable,
+    SoftOperation,
+    encode_rows,
+)
 
 names = st.sampled_from(["decode-0", "decode-1", "prefill-0"])
 uuids = st.sampled_from(["u-1", "u-2"])
@@ -61,24 +66,28 @@ operations: st.SearchStrategy[Operation] = st.one_of(
     st.builds(RoleReleased, node=names),
 )
 hard = st.lists(operations, max_size=4).map(lambda said: encode_operations(*said))
-soft = st.one_of(
+request_ids = st.sampled_from(["r-1", "r-2", "r-3"])
+holders = st.sampled_from(["s-0", "s-1"])
+times = st.integers(0, 9)
+rows: st.SearchStrategy[SoftOperation] = st.one_of(
     st.builds(
-        BlockDelta,
-        node=names,
-        boot_epoch=epochs,
-        first_sequence=st.just(1),
-        last_sequence=st.integers(1, 5),
-        stored=st.integers(1, 20).map(lambda seed: random.Random(seed).randbytes(16 * seed)),
+        SequenceHeld,
+        request_id=request_ids,
+        holder=holders,
+        tenant=words,
+        key=st.sampled_from([b"", b"k", b"l"]),
+        generation=st.integers(0, 3),
+        prefill=names,
+        decode=names,
+        at_ms=times,
     ),
     st.builds(
-        SequenceStarted,
-        request_id=words,
-        ticket=words,
-        prefill=st.none(),
-        decode=st.tuples(names, epochs),
-        rank_blocks=st.just((tuple(range(100)),)),
+        SequenceEnded, request_id=request_ids, holder=holders, how=st.just("done"), at_ms=times
     ),
-).map(lambda one: CODEC.encode_soft(DirectoryEntry(leader_time_ms=1, operations=(one,)).encode()))
+    st.builds(HolderLost, holder=holders, is_final=st.booleans(), at_ms=times),
+    st.builds(RowsAsked, by=holders),
+)
+soft = st.lists(rows, max_size=4).map(encode_rows)
 entries = st.lists(hard | soft | st.binary(max_size=8), max_size=25)
 
 
@@ -87,7 +96,7 @@ def apply_all(machine: CellMachine, data: Sequence[bytes], *, first: int = 1) ->
 
 
 def keeper() -> CellMachine:
-    return CellMachine(soft=FollowedDirectory(lambda: DirectoryMachine(max_key_count=1000)))
+    return CellMachine(soft=SequenceTable(running_max=2, ended_max=1))
 
 
 @settings(deadline=None, derandomize=True, max_examples=150)
@@ -125,6 +134,58 @@ def test_soft_entries_leave_no_byte_in_a_snapshot(data: list[bytes], extra: list
     apply_all(machine, extra, first=len(data) + 1)
     assert machine.snapshot() == without.snapshot()
     assert machine.state_hash() == without.state_hash()
+
+
+def told(table: SequenceTable) -> dict[str, tuple[str, str, bool, int] | None]:
+    found = {name: table.get(name) for name in ("r-1", "r-2", "r-3")}
+    return {
+        name: row and (row.holder, row.ended, row.is_adrift, row.generation)
+        for name, row in found.items()
+    }
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(said=st.lists(rows, max_size=20), sizes=st.lists(st.integers(1, 5), max_size=20))
+def test_the_table_is_what_a_dumb_one_says_however_the_batches_are_cut(
+    said: list[SoftOperation], sizes: list[int]
+) -> None:
+    table, dumb = SequenceTable(), dict[str, tuple[str, str, bool, int]]()
+    for one in said:
+        if isinstance(one, SequenceHeld):
+            dumb[one.request_id] = (one.holder, "", False, one.generation)
+        elif isinstance(one, SequenceEnded) and (row := dumb.get(one.request_id)) is not None:
+            if row[:2] == (one.holder, ""):
+                dumb[one.request_id] = (row[0], one.how, False, row[3])
+        elif isinstance(one, HolderLost):
+            for name, row in dumb.items():
+                if row[:2] == (one.holder, ""):
+                    how = "its scheduler was lost" if one.is_final else ""
+                    dumb[name] = (row[0], how, not one.is_final, row[3])
+    machine, rest = CellMachine(soft=table), list(said)
+    for size in [*sizes, *[1] * len(said)]:
+        machine.apply(1, encode_rows(rest[:size]))
+        del rest[:size]
+    assert told(table) == {name: dumb.get(name) for name in ("r-1", "r-2", "r-3")}
+    again = SequenceTable()  # the same log once more
+    for one in said:
+        CellMachine(soft=again).apply(1, encode_rows([one]))
+    assert told(again) == told(table)
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(said=st.lists(rows, max_size=30))
+def test_whatever_is_said_the_table_keeps_its_bounds_and_finds_only_what_it_has(
+    said: list[SoftOperation],
+) -> None:
+    table = SequenceTable(running_max=2, ended_max=1)
+    for one in said:
+        CellMachine(soft=table).apply(1, encode_rows([one]))
+        assert table.running_count <= 2
+        assert len(table) <= 3
+        for key in (b"k", b"l"):
+            holder = table.holder_of(key)
+            having = [r for n in ("r-1", "r-2", "r-3") if (r := table.get(n)) and r.key == key]
+            assert holder is None or holder in [row.holder for row in having]
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)

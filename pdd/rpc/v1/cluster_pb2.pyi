@@ -748,7 +748,7 @@ class LocateBlocksRequest(_message.Message):
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class LocateBlocksResponse(_message.Message):
-    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes", "prompt_keys", "key", "holders")
+    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes", "prompt_keys", "key", "holders", "scheduler")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -761,6 +761,7 @@ class LocateBlocksResponse(_message.Message):
     PROMPT_KEYS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     phase: str
@@ -773,7 +774,8 @@ class LocateBlocksResponse(_message.Message):
     prompt_keys: _containers.RepeatedScalarFieldContainer[bytes]
     key: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[bytes]] = ..., key: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+    scheduler: str
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[bytes]] = ..., key: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., scheduler: _Optional[str] = ...) -> None: ...
 
 class HeldOnNode(_message.Message):
     __slots__ = ("node", "role", "leased_block_count", "is_answered", "ranks")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdd.cell.operations import Cordoned, Status
+from pdd.cell.sequences import SequenceTable
 from pdd.control.cluster_ports import GroupRefused, UnknownReplica
 from pdd.daemon.agreement import AgreementUnavailable
 from pdd.daemon.replica_desk import ReplicaDesk
@@ -18,6 +19,7 @@ from pdd.daemon.replicated_agreement import ReplicaPlan, ReplicatedAgreement
 from pdd.replication.local_group import free_ports
 from pdd.rpc.v1 import cluster_pb2
 from pdd.tls.security import PLAIN
+from tests.unit.cell.samples import held
 from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.timeout(120)]
@@ -27,7 +29,9 @@ Group = dict[str, ReplicatedAgreement]
 
 
 @contextlib.asynccontextmanager
-async def group(folder: Path) -> AsyncIterator[Group]:
+async def group(
+    folder: Path, tables: dict[str, SequenceTable] | None = None
+) -> AsyncIterator[Group]:
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(3), strict=True)}
     clock = asyncio.get_running_loop().time
     agreements = {
@@ -47,6 +51,7 @@ async def group(folder: Path) -> AsyncIterator[Group]:
                 security=PLAIN,
             ),
             clock=clock,
+            sequences=(tables or {}).get(name),
         )
         for name in NAMES
     }
@@ -147,3 +152,27 @@ async def test_a_replica_whose_disk_is_lost_is_replaced_offline(tmp_path: Path) 
     async with group(tmp_path) as agreements:
         await say(agreements[lost], "n-1")
         await until_all_know(agreements, ["n-0", "n-1"])
+
+
+async def test_what_one_says_of_its_requests_is_known_to_all_and_is_in_no_snapshot(
+    tmp_path: Path,
+) -> None:
+    tables = {name: SequenceTable() for name in NAMES}
+    async with group(tmp_path, tables) as agreements:
+        await say(agreements[NAMES[0]], "decode-0")
+        await until_all_know(agreements, ["decode-0"])
+        desk = ReplicaDesk(agreements[NAMES[1]])
+        for number in range(1000):
+            agreements[NAMES[number % 3]].say_soft(held(f"r-{number}", holder=NAMES[number % 3]))
+        await until(lambda: all(table.running_count == 1000 for table in tables.values()))
+        row = tables[NAMES[0]].get("r-4")
+        assert row is not None
+        assert row.holder == NAMES[1]
+        await desk.take_snapshot(NAMES[0])
+    snapshots = sizes_of_snapshots(tmp_path)
+    assert snapshots
+    assert max(snapshots) < 2000
+
+
+def sizes_of_snapshots(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.rglob("*") if "snap" in path.name]

@@ -17,6 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from pdd.cli.scheduler import find_scheduler
+from pdd.daemon.cluster_admin import NotKnown
+from pdd.rpc.v1 import cluster_pb2
 from tests.vllm.cluster import Cluster, run_here, start_cluster, stop_cluster
 from tests.waiting import until
 
@@ -359,6 +362,84 @@ async def test_any_scheduler_answers_an_operator_as_the_leader_would(group: Grou
             assert said in done.stdout
 
 
+async def test_a_request_that_is_sent_to_all_schedulers_at_once_with_one_key_runs_once(
+    group: Group,
+) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    key = {"Idempotency-Key": f"once-{group.pid(await group.until_led())}"}
+    async with load() as clients:
+        streams = [Stream(PROMPTS[0]) for _ in range(6)]
+        urls = list(group.http.values())
+        async with asyncio.TaskGroup() as tasks:
+            for number, stream in enumerate(streams):
+                tasks.create_task(read(clients.client, urls[number % 3], stream, headers=key))
+        assert_whole(streams, texts)
+        (request_id,) = {stream.request_id for stream in streams}
+        print(f"first tokens of one request at three schedulers: {[s.first_s for s in streams]}")
+        for url in urls:  # it has ended, and is told once more by whoever has it
+            late = Stream(PROMPTS[0])
+            await read(clients.client, url, late, headers=key)
+            assert_whole([late], texts)
+            assert late.request_id == request_id
+            other = await clients.client.post(
+                f"{url}/v1/completions", json={"prompt": "another body"}, headers=key
+            )
+            assert (other.status_code, "another body" in other.text) == (400, True)
+
+
+async def test_any_scheduler_tells_where_a_request_is_and_was(group: Group) -> None:
+    await group.until_all_serve()
+    leader = await group.until_led()
+    holder, other = (name for name in group.http if name != leader)
+    async with load() as clients:
+        stream = clients.start(group.http[holder], 0)
+        await until_running([stream])
+        for name in group.http:
+            told = await asyncio.to_thread(locate, address_of(group, name), stream.request_id)
+            assert (told.phase, told.nodes[-1].role) == ("decoding", "decode")
+        url = f"{group.http[other]}/v1/streams"
+        running = await clients.client.get(f"{url}/{stream.request_id}")
+        assert (running.status_code, holder in running.text) == (404, True)
+        await clients.all()
+        while running.status_code == 404:  # its row is on its way
+            running = await clients.client.get(f"{url}/{stream.request_id}")
+        assert (running.status_code, "finished" in running.text) == (410, True)
+        assert (await clients.client.get(f"{url}/r-{'0' * 24}")).status_code == 404
+        with pytest.raises(NotKnown, match=f"finished.*at scheduler {holder}"):
+            await asyncio.to_thread(locate, address_of(group, other), stream.request_id)
+
+
+async def test_who_follows_a_request_at_another_scheduler_sees_a_pause_when_that_is_lost(
+    group: Group,
+) -> None:
+    await group.until_all_serve()
+    texts = await texts_of(group)
+    leader = await group.until_led()
+    key = {"Idempotency-Key": f"pause-{group.pid(leader)}"}
+    async with load() as clients:
+        first = Stream(PROMPTS[0])
+        reading = asyncio.create_task(read(clients.client, group.http[leader], first, headers=key))
+        await until_running([first])
+        followers = [Stream(PROMPTS[0]) for name in group.http if name != leader]
+        urls = [url for name, url in group.http.items() if name != leader]
+        by_id = f"{urls[1]}/v1/streams/{first.request_id}"
+        follows = [
+            asyncio.create_task(read(clients.client, urls[0], followers[0], headers=key)),
+            asyncio.create_task(follow(clients.client, by_id, followers[1])),
+        ]
+        await until_running(followers)
+        os.kill(group.pid(leader), signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await asyncio.wait_for(reading, WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            for task in follows:
+                await task
+        assert_whole(followers, texts)
+        assert {stream.request_id for stream in followers} == {first.request_id}
+        print(f"longest gaps of followers: {[stream.longest_gap_s for stream in followers]}")
+
+
 async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
     group: Group,
 ) -> None:
@@ -404,6 +485,13 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
 def address_of(group: Group, name: str) -> str:
     (address,) = [one["address"] for one in group.record()["nodes"] if one["name"] == name]
     return str(address)
+
+
+def locate(scheduler: str, request_id: str) -> cluster_pb2.LocateBlocksResponse:
+    """As the command does it, without the seconds that its process takes to start."""
+    tls = dict.fromkeys(("ca", "certificate", "key"))
+    with find_scheduler(scheduler, None, tls) as found:
+        return found.admin.locate(request_id)
 
 
 def children(pid: int) -> list[int]:

@@ -12,6 +12,7 @@ from pdd.cell.operations import (
     RoleSet,
     Uncordoned,
 )
+from pdd.cell.sequences import HolderLost, RowsAsked, SequenceEnded, SequenceHeld
 
 
 def joined(node: str = "decode-0", *, uuid: str = "u-1", boot_epoch: int = 1) -> MemberJoined:
@@ -25,6 +26,38 @@ def joined(node: str = "decode-0", *, uuid: str = "u-1", boot_epoch: int = 1) ->
     )
 
 
+def held(
+    request_id: str = "r-1",
+    *,
+    holder: str = "scheduler-0",
+    tenant: str = "acme",
+    key: bytes = b"",
+    generation: int = 0,
+    decode: str = "decode-0",
+    at_ms: int = 1,
+) -> SequenceHeld:
+    return SequenceHeld(
+        request_id=request_id,
+        holder=holder,
+        tenant=tenant,
+        key=key,
+        generation=generation,
+        prefill="prefill-0",
+        decode=decode,
+        at_ms=at_ms,
+    )
+
+
+def ended(request_id: str = "r-1", *, holder: str = "scheduler-0") -> SequenceEnded:
+    return SequenceEnded(request_id=request_id, holder=holder, how="finished", at_ms=9)
+
+
+EVERY_SOFT_OPERATION = (
+    held(key=b"k" * 16),
+    ended(),
+    HolderLost(holder="scheduler-0", is_final=True, at_ms=9),
+    RowsAsked(by="scheduler-1"),
+)
 EVERY_OPERATION = (
     joined(),
     MemberLeft(node="decode-0", uuid="u-1", boot_epoch=1),

@@ -105,9 +105,18 @@ def test_a_newer_entry_is_refused_with_both_versions() -> None:
         CODEC.decode(NEXT.encode([NEW_CORDON]))
 
 
-def test_two_releases_back_is_too_old() -> None:
-    with pytest.raises(EntryError, match="entry of version 1; this release reads 2 to 3"):
-        NEXT.decode(CODEC.encode([OLD_CORDON]))
+@pytest.mark.parametrize("operation", EVERY_OPERATION, ids=lambda one: type(one).__name__)
+def test_a_log_that_the_release_before_has_written_is_read_after_an_update(
+    operation: object,
+) -> None:
+    (read,) = NEXT.decode(CODEC.encode([operation])).operations  # type: ignore[union-attr]
+    assert NEXT.encode([read], version=2) == CODEC.encode([operation], version=2)
+
+
+def test_what_two_releases_back_has_written_is_too_old() -> None:
+    after_next = Codec(KINDS, version=4)
+    with pytest.raises(EntryError, match="entry of version 1; this release reads 2 to 4"):
+        after_next.decode(CODEC.encode([OLD_CORDON]))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """What each operation does, what a snapshot holds, and what it leaves out."""
 
-import random
-
 import msgpack
 import pytest
 
-from pdd.cell.codec import CODEC, decode_result, encode_operations
-from pdd.cell.followed import FollowedDirectory
+from pdd.cell.codec import decode_result, encode_operations
 from pdd.cell.machine import CellMachine, SnapshotError
 from pdd.cell.operations import (
     Cordoned,
@@ -20,10 +17,9 @@ from pdd.cell.operations import (
     Status,
     Uncordoned,
 )
+from pdd.cell.sequences import SequenceTable, SoftOperation, encode_rows
 from pdd.cell.state import CORDONS_MAX, Cordon, Override, Quota
-from pdd.directory.entries import BlockDelta, DirectoryEntry, SequenceStarted
-from pdd.directory.machine import DirectoryMachine
-from tests.unit.cell.samples import joined
+from tests.unit.cell.samples import held, joined
 
 
 class Log:
@@ -39,25 +35,13 @@ class Log:
         assert applied.index == self.index
         return applied.statuses
 
-    def say_soft(self, *operations: object) -> bytes:
+    def say_soft(self, *operations: SoftOperation) -> bytes:
         self.index += 1
-        entry = DirectoryEntry(leader_time_ms=1, operations=operations)  # type: ignore[arg-type]
-        return self.machine.apply(self.index, CODEC.encode_soft(entry.encode()))
+        return self.machine.apply(self.index, encode_rows(operations))
 
 
 def cordoned(message: str = "", *, is_drain: bool = False, at_ms: int = 1) -> Cordoned:
     return Cordoned(node="decode-0", message=message, is_drain=is_drain, at_ms=at_ms)
-
-
-def delta(sequence: int, stored: bytes, node: str = "decode-0") -> BlockDelta:
-    return BlockDelta(
-        node=node, boot_epoch=1, first_sequence=sequence, last_sequence=sequence, stored=stored
-    )
-
-
-def following() -> tuple[Log, FollowedDirectory]:
-    followed = FollowedDirectory(lambda: DirectoryMachine(max_key_count=100_000))
-    return Log(CellMachine(soft=followed)), followed
 
 
 def test_a_former_life_is_refused_and_a_later_one_takes_over() -> None:
@@ -173,60 +157,31 @@ def test_a_snapshot_that_cannot_be_read_changes_nothing(data: bytes, why: str) -
     assert "decode-0" in log.machine.state.members
 
 
-def test_a_hundred_thousand_blocks_add_nothing_to_a_snapshot() -> None:
-    rng = random.Random(1)
-    log, followed = following()
+def test_a_hundred_thousand_requests_add_nothing_to_a_snapshot() -> None:
+    table = SequenceTable(running_max=200_000)
+    log = Log(CellMachine(soft=table))
     log.say(joined())
     before, hashed = len(log.machine.snapshot()), log.machine.state_hash()
-    for sequence in range(1, 11):
-        assert log.say_soft(delta(sequence, rng.randbytes(16 * 10_000))) == b""
-    started = SequenceStarted(
-        request_id="r-1",
-        ticket="t",
-        prefill=None,
-        decode=("decode-0", 1),
-        rank_blocks=(tuple(range(500)),) * 4,
-    )
-    assert log.say_soft(started) == b""
-    assert followed.directory.key_count > 90_000
-    assert followed.directory.locate("r-1") is not None
+    for number in range(0, 100_000, 1000):
+        assert log.say_soft(*(held(f"r-{number + one}") for one in range(1000))) == b""
+    assert table.running_count == 100_000
     assert len(log.machine.snapshot()) == before
     assert log.machine.state_hash() == hashed
 
 
-def test_whoever_keeps_no_blocks_answers_as_whoever_does() -> None:
-    log, _ = following()
-    plain = Log()
+def test_whoever_keeps_no_rows_answers_as_whoever_does() -> None:
+    log, plain = Log(CellMachine(soft=SequenceTable())), Log()
     for one in (log, plain):
         one.say(joined())
-    soft = delta(1, b"k" * 16), delta(7, b"k" * 16, node="not-there")
-    assert log.say_soft(*soft) == plain.say_soft(*soft) == b""
+    assert log.say_soft(held("r-1")) == plain.say_soft(held("r-1")) == b""
     assert log.machine.state_hash() == plain.machine.state_hash()
 
 
-def test_after_a_snapshot_every_members_blocks_are_asked_for() -> None:
-    log, followed = following()
-    log.say(joined("decode-0"), joined("decode-1", uuid="u-2"))
-    log.say_soft(delta(1, b"k" * 16))
-    assert followed.directory.holders(b"k" * 16) == ("decode-0",)  # type: ignore[arg-type]
-    assert followed.directory.nodes_wanting_snapshot() == []
+def test_after_a_snapshot_rows_are_asked_for_and_kept_meanwhile() -> None:
+    table = SequenceTable()
+    log = Log(CellMachine(soft=table))
+    log.say_soft(held("r-1"))
+    table.has_gap = False
     log.machine.restore(log.machine.snapshot())
-    assert followed.directory.holders(b"k" * 16) == ()  # type: ignore[arg-type]
-    assert followed.directory.nodes_wanting_snapshot() == ["decode-0", "decode-1"]
-
-
-def test_a_members_end_takes_its_blocks_along() -> None:
-    log, followed = following()
-    log.say(joined())
-    log.say_soft(delta(1, b"k" * 16))
-    log.say(MemberLeft(node="decode-0", uuid="u-1", boot_epoch=1))
-    assert followed.directory.holders(b"k" * 16) == ()  # type: ignore[arg-type]
-
-
-def test_a_new_life_begins_without_blocks() -> None:
-    log, followed = following()
-    log.say(joined())
-    log.say_soft(delta(1, b"k" * 16))
-    log.say(joined(boot_epoch=2))
-    assert followed.directory.holders(b"k" * 16) == ()  # type: ignore[arg-type]
-    assert followed.directory.nodes_wanting_snapshot() == []
+    assert table.has_gap
+    assert table.get("r-1") is not None

@@ -173,6 +173,22 @@ async def test_what_a_scheduler_that_is_there_holds_is_not_given_to_another_one(
             await second.resume()
 
 
+async def test_what_one_scheduler_was_told_of_is_not_told_to_another_at_the_same_time() -> None:
+    async with two_schedulers() as (cluster, second, node, run):
+        await lost(cluster)
+        third = SchedulerLink(address="third", handler=node.service)
+        node.service.scheduler_attached(third, cluster_pb2.Welcome(life="third"))
+        sink = await second.resume()
+        seek = cluster_pb2.SchedulerMessage(seek=cluster_pb2.Seek(request_id="r1"))
+        with capture_logs() as logs:
+            node.service.scheduler_said(third, seek)
+        assert not [one for one in logs if one["event"] == "held_job_found"]
+        run.feed(out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+        node.service.scheduler_lost(third, "over")
+
+
 async def test_a_new_life_takes_nothing_that_nobody_asks_it_for() -> None:
     async with two_schedulers() as (cluster, second, node, run):
         await lost(cluster)
@@ -187,7 +203,12 @@ async def test_a_leader_that_was_told_of_it_by_the_lost_scheduler_tells_its_end_
 ):
     async with two_schedulers() as (cluster, second, _, run):
         driver = second.scheduler.driver
-        desk = driver.join_group(name="s1", addresses={"s0": "", "s1": ""}, security=PLAIN)
+        desk = driver.join_group(
+            name="s1",
+            addresses={"s0": "", "s1": ""},
+            security=PLAIN,
+            say=lambda operation: None,
+        )
         desk.leader_is("s1")
         session = HolderSession("s0")
         desk.holder_attached(session)

@@ -66,7 +66,7 @@ class Home:
 
     async def resume(self, request_id: RequestId = R1) -> Collected:
         """A client that comes back and wants to hear all of it."""
-        await self.runs.appear(request_id)
+        await self.runs.appear(request_id, tenant="default")
         sink = Collected()
         self.runs.find(request_id, tenant="default").listen(sink)
         return sink

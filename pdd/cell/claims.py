@@ -1,0 +1,51 @@
+"""Which scheduler may run a client's key, so that two that get it at once do not both run it.
+
+The leader grants; whoever has a key is asked by the others (they follow its run instead). A claim
+is kept by the leader alone and waited for by nobody but the request that has a key: the sequence
+table, which comes some tens of milliseconds later by the log, tells the next leader.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+CLAIMS_MAX = 10_000
+"""Beyond so many the oldest is forgotten: by then its row is in the table of every scheduler."""
+
+
+class KeyClaims:
+    """Of one leader. All times are the order of calls."""
+
+    def __init__(
+        self,
+        *,
+        holder_of: Callable[[bytes], str | None],
+        is_there: Callable[[str], bool],
+        claims_max: int = CLAIMS_MAX,
+    ) -> None:
+        """
+        Args:
+            holder_of: who has a key as the sequence table says.
+            is_there: whether a scheduler is known to live: one that does not loses what it has.
+        """
+        self._holder_of = holder_of
+        self._is_there = is_there
+        self._claims_max = claims_max
+        self._holders: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def claim(self, key: bytes, claimer: str, *, released_by: str = "") -> str:
+        """Who has the key: ``claimer``, or the one that must be asked. ``released_by``: a scheduler
+        that has said that it has nothing under that key (any more)."""
+        holder = self._holders.get(key) or self._holder_of(key)
+        is_free = holder is None or holder == released_by or not self._is_there(holder)
+        if holder is None or is_free:
+            holder = claimer
+        self._holders[key] = holder
+        self._holders.move_to_end(key)
+        if len(self._holders) > self._claims_max:
+            self._holders.popitem(last=False)
+        return holder

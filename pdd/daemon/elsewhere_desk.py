@@ -1,0 +1,200 @@
+"""What the other schedulers have: keys that they run, requests that they can show, and where.
+
+    front door ──claim, find──► ElsewhereDesk ──claim──► the leader's ElsewhereDesk
+        ▲                            │    └────follow──► the holder's front door (Runs)
+        └──── a run that shows it ◄──┘
+
+A key is claimed at the leader before its request begins: two schedulers that get the same key at
+the same time are told the same holder. That is one message and no consensus, and only requests with
+a key wait for it. What a claim cannot see is the last tens of milliseconds before the leader is
+lost, while the row of a request is on its way to the next one.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from pdd.cell.claims import KeyClaims
+from pdd.cell.sequences import SequenceRow, SequenceTable
+from pdd.control.leader_server import NotLeading
+from pdd.control.runs_client import RunsClient, SchedulerUnreachable
+from pdd.core.errors import NodeUnavailable, PddError, RequestGone, UnknownRequest
+from pdd.core.identity import RequestId
+from pdd.core.ports import Clock, Sink
+from pdd.core.requests import GenerateRequest
+from pdd.daemon.group_desk import GroupDesk
+from pdd.gateway.elsewhere import Remote
+from pdd.gateway.run import Run, RunName
+from pdd.gateway.runs import Runs
+from pdd.rpc.v1 import runs_pb2
+
+log = structlog.get_logger(__name__)
+
+CLAIM_WAIT_S = 5.0
+"""Longer than an election."""
+_AGAIN_S = 0.1
+LOST_AFTER_S = 2.0
+"""A scheduler that has not been heard by the leader for so long has lost its keys."""
+
+
+class ElsewhereDesk:
+    """Implements ``Elsewhere`` for the own front door and ``RunsHandler`` for the others'."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        group: GroupDesk,
+        table: SequenceTable,
+        client: RunsClient,
+        clock: Clock,
+    ) -> None:
+        """``name``: this scheduler's."""
+        self._name = name
+        self._group = group
+        self._table = table
+        self._client = client
+        self._clock = clock
+        self._runs: Runs | None = None
+        self._claims = self._new_claims()
+
+    def serve(self, runs: Runs) -> None:
+        """Whose requests the others may follow."""
+        self._runs = runs
+
+    def leader_is(self, leader: str | None) -> None:
+        """Claims are of one leadership."""
+        self._claims = self._new_claims()
+
+    def _new_claims(self) -> KeyClaims:
+        return KeyClaims(holder_of=self._table.holder_of, is_there=self._is_there)
+
+    def _is_there(self, scheduler: str) -> bool:
+        if scheduler == self._name:
+            return True
+        silent_s = self._group.silent_s(scheduler)
+        return silent_s is not None and silent_s < LOST_AFTER_S
+
+    # --- for the own front door --------------------------------------------------------------
+
+    async def claim(self, name: RunName, resume_key: bytes) -> Remote | None:
+        """See ``Elsewhere``."""
+        until_s = self._clock() + CLAIM_WAIT_S
+        released_by = holder = why = ""
+        while self._clock() < until_s:
+            try:
+                holder = await self._ask_leader(resume_key, released_by)
+                if holder == self._name:
+                    return None
+                return await self._client.follow(
+                    holder,
+                    runs_pb2.FollowRequest(
+                        tenant=name.tenant, path=name.path, idempotency_key=name.key
+                    ),
+                )
+            except UnknownRequest:
+                released_by = holder
+            except (SchedulerUnreachable, NotLeading) as error:
+                why = str(error)
+                await asyncio.sleep(_AGAIN_S)
+        raise NodeUnavailable(
+            f"whether another scheduler runs this idempotency-key could not be told within "
+            f"{CLAIM_WAIT_S:g} s ({why}); send the request again"
+        )
+
+    async def _ask_leader(self, resume_key: bytes, released_by: str) -> str:
+        """Raises SchedulerUnreachable, NotLeading."""
+        leader = self._group.leader
+        if leader is None or leader == self._name:
+            return self.claim_here(resume_key, self._name, released_by=released_by)
+        try:
+            return await self._client.claim(leader, resume_key, released_by=released_by)
+        except SchedulerUnreachable as error:
+            if error.is_older:
+                return self._name  # a release that knows no claims: as if it were alone
+            raise
+
+    async def find(
+        self, request_id: RequestId, *, tenant: str, known_token_counts: Sequence[int] = ()
+    ) -> Remote | None:
+        """See ``Elsewhere``."""
+        row = self._row(request_id, tenant)
+        if row is None or row.holder == self._name or row.is_adrift:
+            return None
+        wanted = runs_pb2.FollowRequest(
+            request_id=request_id, tenant=tenant, known_token_counts=known_token_counts
+        )
+        try:
+            return await self._client.follow(row.holder, wanted)
+        except RequestGone:
+            raise
+        except UnknownRequest as error:  # it lives, and does not tell this one to anybody
+            raise self.explain(request_id, tenant=tenant) or error from error
+        except PddError as error:
+            log.info("request_not_followed", request_id=request_id, reason=str(error))
+            return None
+
+    def explain(self, request_id: RequestId, *, tenant: str) -> PddError | None:
+        """See ``Elsewhere``."""
+        row = self._row(request_id, tenant)
+        if row is None or (row.holder == self._name and not row.ended):
+            return None
+        if row.ended:
+            return RequestGone(
+                f"request {request_id} cannot be continued: it ended at scheduler {row.holder} "
+                f"({row.ended}), and what it has said is not kept any more"
+            )
+        if not row.key:
+            return UnknownRequest(
+                f"request {request_id} runs at scheduler {row.holder} for the client that sent it; "
+                "without an Idempotency-Key it can be continued elsewhere only when that is lost"
+            )
+        return NodeUnavailable(
+            f"request {request_id} is at scheduler {row.holder}, which does not answer; ask again"
+        )
+
+    def _row(self, request_id: RequestId, tenant: str) -> SequenceRow | None:
+        row = self._table.get(request_id)
+        return row if row is not None and row.tenant == tenant else None
+
+    # --- for the other schedulers ------------------------------------------------------------
+
+    def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
+        """Who has a key. Raises NotLeading."""
+        if not self._group.leads:
+            raise NotLeading(f"{self._name} does not lead; it follows {self._group.leader}")
+        return self._claims.claim(key, scheduler, released_by=released_by)
+
+    async def find_here(self, request_id: RequestId, *, tenant: str) -> "OwnRun":
+        """See ``RunsHandler``."""
+        run = self._own_runs().find(request_id, tenant=tenant)
+        if run.is_mirror:
+            raise UnknownRequest(f"request {request_id} is another scheduler's")
+        return OwnRun(run, (await run.job()).request)
+
+    async def find_by_key(self, path: str, tenant: str, key: str) -> "OwnRun":
+        """See ``RunsHandler``."""
+        run = await self._own_runs().known_by_key(path, tenant, key)
+        return OwnRun(run, (await run.job()).request)
+
+    def _own_runs(self) -> Runs:
+        if self._runs is None:
+            raise UnknownRequest("this scheduler is starting")
+        return self._runs
+
+
+class OwnRun:
+    """Implements ``Followed``."""
+
+    def __init__(self, run: Run, request: GenerateRequest) -> None:
+        self._run = run
+        self.request = request
+
+    def listen(self, sink: Sink, *, cuts: Sequence[int]) -> None:
+        """See ``Followed``."""
+        self._run.listen(sink, cuts=cuts)
+
+    def leave(self, sink: Sink) -> None:
+        """See ``Followed``."""
+        self._run.leave(sink)

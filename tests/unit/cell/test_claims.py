@@ -1,0 +1,43 @@
+"""Who may run a key: one scheduler at a time, whatever order they ask in."""
+
+from pdd.cell.claims import KeyClaims
+
+ALL = {"a", "b", "c"}
+
+
+def claims(
+    *, rows: dict[bytes, str] | None = None, there: set[str] | None = None, most: int = 10
+) -> KeyClaims:
+    alive = ALL if there is None else there
+    return KeyClaims(holder_of=(rows or {}).get, is_there=alive.__contains__, claims_max=most)
+
+
+def test_the_first_that_asks_has_it_and_the_others_are_sent_there() -> None:
+    one = claims()
+    assert [one.claim(b"k", who) for who in ("b", "a", "b", "c")] == ["b"] * 4
+    assert one.claim(b"other", "c") == "c"
+
+
+def test_a_new_leader_knows_from_the_table() -> None:
+    assert claims(rows={b"k": "a"}).claim(b"k", "b") == "a"
+
+
+def test_what_a_lost_scheduler_had_is_for_the_next_that_asks() -> None:
+    one = claims(rows={b"k": "a"}, there={"b", "c"})
+    assert [one.claim(b"k", who) for who in ("b", "c")] == ["b", "b"]
+
+
+def test_a_scheduler_that_has_nothing_there_any_more_lets_go_of_it_once() -> None:
+    one = claims(rows={b"k": "a"})
+    assert one.claim(b"k", "b", released_by="a") == "b"
+    assert one.claim(b"k", "c", released_by="a") == "b"
+    assert one.claim(b"k", "a") == "b"
+
+
+def test_beyond_the_bound_the_oldest_claim_is_forgotten() -> None:
+    one = claims(most=2)
+    for key in (b"1", b"2", b"3"):
+        one.claim(key, "a")
+    assert len(one) == 2
+    assert one.claim(b"3", "b") == "a"
+    assert one.claim(b"1", "b") == "b"

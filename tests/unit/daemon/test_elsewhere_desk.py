@@ -1,0 +1,193 @@
+"""Two schedulers over real gRPC: one asks for a key, the other has it, and the leader says so."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from pdd.cell.codec import CODEC, SoftEntry
+from pdd.cell.sequences import SequenceTable, encode_rows
+from pdd.control.runs_client import RunsClient
+from pdd.control.runs_server import RunsServicer
+from pdd.core.errors import NodeUnavailable, RequestGone, UnknownRequest
+from pdd.core.identity import RequestId
+from pdd.daemon import elsewhere_desk
+from pdd.daemon.elsewhere_desk import ElsewhereDesk
+from pdd.daemon.group_desk import GroupDesk
+from pdd.gateway.run import RunName
+from pdd.gateway.runs import Runs
+from pdd.gateway.takeover import resume_key, with_note
+from pdd.rpc.v1 import runs_pb2_grpc
+from tests.sinks import Collected
+from tests.unit.cell.samples import ended, held
+from tests.unit.gateway.builders import make_job
+from tests.unit.gateway.test_elsewhere import Started, text_of
+
+NAME = RunName(path="/v1/completions", tenant="default", key="k", digest=b"d" * 16)
+R1 = RequestId("r-test")
+WAIT_S = 10.0
+
+
+@dataclass
+class FakeGroup:
+    """Who leads, as the test says."""
+
+    leader: str | None = "a"
+    leads: bool = False
+    silent: dict[str, float] = field(default_factory=dict)
+
+    def silent_s(self, scheduler: str) -> float | None:
+        return self.silent.get(scheduler)
+
+
+class Side:
+    """One scheduler: desk, runs and server."""
+
+    def __init__(self, name: str, addresses: dict[str, str]) -> None:
+        self.name = name
+        self.group = FakeGroup(leads=name == "a", silent={"a": 0.0, "b": 0.0})
+        self.table = SequenceTable()
+        self.inference = Started()
+        self.crashed: list[BaseException] = []
+        self.client = RunsClient(scheduler=name, addresses=addresses, crashed=self.crashed.append)
+        clock = asyncio.get_running_loop().time
+        self.desk = ElsewhereDesk(
+            name=name,
+            group=cast(GroupDesk, self.group),
+            table=self.table,
+            client=self.client,
+            clock=clock,
+        )
+        self.runs = Runs(
+            inference=self.inference,
+            clock=clock,
+            age_s=60.0,
+            linger_s=60.0,
+            seek=lambda request_id, key: False,
+            elsewhere=self.desk,
+        )
+        self.desk.serve(self.runs)
+        self.server = grpc.aio.server()
+        runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(self.desk), self.server)
+        addresses[name] = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    async def ask(self, request_id: RequestId = R1, name: RunName = NAME) -> Collected:
+        async def prepare() -> Any:
+            return with_note(make_job(), name)
+
+        await self.runs.settle(name)
+        run = self.runs.join(name, request_id, prepare=prepare)
+        await run.job()
+        sink = Collected()
+        run.listen(sink)
+        return sink
+
+    def hear(self, *operations: Any) -> None:
+        entry = CODEC.decode(encode_rows(operations))
+        assert isinstance(entry, SoftEntry)
+        self.table.apply(entry.data)
+
+
+@asynccontextmanager
+async def sides() -> AsyncIterator[tuple[Side, Side]]:
+    """``a`` leads."""
+    addresses: dict[str, str] = {}
+    both = Side("a", addresses), Side("b", addresses)
+    for side in both:
+        await side.server.start()
+    try:
+        yield both
+    finally:
+        for side in both:
+            await side.client.close()
+            await side.server.stop(grace=None)
+            assert not side.crashed
+
+
+async def until_over(sink: Collected) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not sink.over:
+            sink.news.clear()
+            await sink.news.wait()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_whichever_has_the_key_first_runs_it_and_the_other_shows_it(first: int) -> None:
+    async with sides() as both:
+        holder, other = both[first], both[1 - first]
+        own = await holder.ask()
+        shown = await other.ask(RequestId("r-other"))
+        assert (len(holder.inference.requests), other.inference.requests) == (1, [])
+        run = holder.runs.find(R1, tenant="default")
+        run.token(R1, 0, 7, 0, "a")
+        run.failed(RequestGone("the end"))
+        await until_over(shown)
+        assert text_of(own) == text_of(shown) == "a"
+        assert str(shown.error) == "the end"
+
+
+async def test_two_that_are_asked_at_the_same_moment_run_it_once() -> None:
+    async with sides() as both:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(6):
+                side = both[number % 2]
+                tasks.create_task(side.ask(RequestId(f"r-{number}")))
+        assert sum(len(side.inference.requests) for side in both) == 1
+
+
+async def test_a_key_whose_run_is_forgotten_is_run_anew_by_whoever_is_asked() -> None:
+    async with sides() as (a, b):
+        await a.ask()
+        a.runs.find(R1, tenant="default").failed(NodeUnavailable("failed: forgotten at once"))
+        await b.ask()
+        assert (len(a.inference.requests), len(b.inference.requests)) == (1, 1)
+
+
+async def test_a_new_leader_knows_from_the_table_who_has_a_key() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        a.desk.leader_is("a")  # its claims are gone
+        a.hear(held(R1, holder="b", tenant="default", key=resume_key(NAME)))
+        await a.ask(RequestId("r-a"))
+        assert (len(a.inference.requests), len(b.inference.requests)) == (0, 1)
+
+
+async def test_without_a_leader_a_key_is_not_run_on_suspicion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elsewhere_desk, "CLAIM_WAIT_S", 0.3)
+    async with sides() as (a, b):
+        a.group.leads = False
+        for side in (a, b):
+            with pytest.raises(NodeUnavailable, match="send the request again"):
+                await side.ask()
+            assert not side.inference.requests
+
+
+async def test_a_holder_that_the_leader_has_not_heard_of_for_long_loses_its_keys() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        await b.server.stop(grace=None)
+        a.group.silent["b"] = elsewhere_desk.LOST_AFTER_S + 1
+        await a.ask(RequestId("r-a"))
+        assert len(a.inference.requests) == 1
+
+
+async def test_a_stream_is_found_by_its_row_and_its_end_is_told_by_any() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        a.hear(held(R1, holder="b", tenant="default", key=resume_key(NAME)))
+        remote = await a.desk.find(R1, tenant="default")
+        assert remote is not None
+        remote.cancel(R1)
+        assert await a.desk.find(R1, tenant="another") is None
+        a.hear(held("r-gone", holder="b", tenant="default"), ended("r-gone", holder="b"))
+        with pytest.raises(RequestGone, match=r"ended at scheduler b \(finished\)"):
+            await a.desk.find(RequestId("r-gone"), tenant="default")
+        a.hear(held("r-plain", holder="b", tenant="default"))
+        with pytest.raises(UnknownRequest, match="without an Idempotency-Key"):
+            await a.desk.find(RequestId("r-plain"), tenant="default")
