@@ -1,4 +1,5 @@
-"""Daemons as on three hosts: each has an address, a configuration and a certificate of its own."""
+"""Daemons as on five hosts, three of them schedulers: each has an address, a configuration and a
+certificate of its own."""
 
 import contextlib
 import json
@@ -17,17 +18,28 @@ import grpc
 import httpx
 import pytest
 
+from pdd.config.load import load_config
 from pdd.config.toml_text import to_toml
+from pdd.control.group_convert import GROUP_VERSION
 from pdd.control.versions import PROTOCOL_VERSION
 from pdd.daemon.notify_keys import GRPC_ADDRESS_KEY, HTTP_ADDRESS_KEY
+from pdd.daemon.replica_plan import begin_log_of
 from pdd.engine.synthetic.model import write_model
+from pdd.raft.config import RaftConfig
+from pdd.raft.values import NodeId
+from pdd.replication.hello import make_hello
+from pdd.replication.local_group import free_ports
 from pdd.rpc.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
+    decisions_pb2,
+    decisions_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
+    raft_pb2,
+    raft_pb2_grpc,
 )
 from pdd.tls.paths import TlsPaths
 from pdd.tls.security import TlsSecurity
@@ -38,7 +50,8 @@ PDD = (sys.executable, "-m", "pdd.cli.main")
 START_TIMEOUT_S = 120.0
 WAIT_S = 30.0
 """How long a test waits for something to happen before it fails; nothing is measured with it."""
-HOSTS = {"scheduler-0": "127.0.0.1", "prefill-0": "127.0.0.2", "decode-0": "127.0.0.3"}
+SCHEDULERS = {"scheduler-0": "127.0.0.1", "scheduler-1": "127.0.0.4", "scheduler-2": "127.0.0.5"}
+HOSTS = {**SCHEDULERS, "prefill-0": "127.0.0.2", "decode-0": "127.0.0.3"}
 ROLES = ("prefill", "decode")
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 
@@ -48,8 +61,11 @@ class Hosts:
     """Daemons of one cluster; ``addresses`` are what each told when it was ready."""
 
     folder: Path
+    grpc: dict[str, str]
+    """Of the schedulers, chosen beforehand, as ``raft`` is: they and the nodes name each other."""
+    raft: dict[str, str]
     addresses: dict[str, dict[str, str]] = field(default_factory=dict)
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def certs(self) -> Path:
@@ -84,11 +100,12 @@ class Hosts:
         tables["engine"] |= {"kv_cache_bytes": 16 << 20, "max_num_seqs": 32}
         if role == "scheduler":
             tables["http"] = {"listen": f"{HOSTS[name]}:0"}
-            tables["grpc"] = {"listen": f"{HOSTS[name]}:0", "public_listen": "127.0.0.1:0"}
+            tables["grpc"] = {"listen": self.grpc[name], "public_listen": "127.0.0.1:0"}
+            tables["raft"] = {"replicas": self.raft, "schedulers": self.grpc}
             front = self.files("front")
             tables["public_tls"] = {"certificate": front["certificate"], "key": front["key"]}
         else:
-            tables["node"]["schedulers"] = [self.addresses["scheduler-0"]["grpc"]]
+            tables["node"]["schedulers"] = list(self.grpc.values())
             tables["grpc"] = {"listen": f"{HOSTS[name]}:0"}
         for section, values in changes.items():
             tables[section] |= values
@@ -96,28 +113,41 @@ class Hosts:
         path.write_text(to_toml(tables))
         return path
 
-    def start(self, name: str) -> None:
-        """Run a daemon until it says that it is ready."""
-        path = str(self.folder / f"{name}.notify")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-            listening.bind(path)
-            listening.settimeout(1.0)
-            with (self.folder / f"{name}.log").open("wb") as log:
-                process = subprocess.Popen(
-                    [*PDD, "serve", "--config", str(self.write(name))],
-                    stdout=log,
-                    stderr=log,
-                    env=os.environ | {"NOTIFY_SOCKET": path},
-                )
-            self.processes.append(process)
-            told: dict[str, str] = {}
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while "READY" not in told:
-                assert process.poll() is None, self.log(name)
-                assert time.monotonic() < deadline_s, self.log(name)
-                with contextlib.suppress(TimeoutError):
-                    lines = listening.recv(65536).decode().splitlines()
-                    told = dict(line.split("=", 1) for line in lines)
+    def start(self) -> None:
+        """Run all daemons until each says that it is ready."""
+        with contextlib.ExitStack() as sockets:
+            listening = {
+                name: sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                for name in HOSTS
+            }
+            for name, one in listening.items():
+                one.bind(str(self.folder / f"{name}.notify"))
+                one.settimeout(1.0)
+                self._spawn(name)
+            for name, one in listening.items():
+                self._await_ready(name, one)
+
+    def _spawn(self, name: str) -> None:
+        config = self.write(name)
+        if name in SCHEDULERS:
+            begin_log_of(load_config(config, environment={}, flags=()).config)
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [*PDD, "serve", "--config", str(config)],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"NOTIFY_SOCKET": str(self.folder / f"{name}.notify")},
+            )
+
+    def _await_ready(self, name: str, listening: socket.socket) -> None:
+        told: dict[str, str] = {}
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while "READY" not in told:
+            assert self.processes[name].poll() is None, self.log(name)
+            assert time.monotonic() < deadline_s, self.log(name)
+            with contextlib.suppress(TimeoutError):
+                lines = listening.recv(65536).decode().splitlines()
+                told = dict(line.split("=", 1) for line in lines)
         self.addresses[name] = {
             "grpc": told[GRPC_ADDRESS_KEY],
             "http": told.get(HTTP_ADDRESS_KEY, ""),
@@ -131,16 +161,16 @@ class Hosts:
         lines = [line for line in self.log(name).splitlines() if line.startswith("{")]
         return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
-    def client(self) -> httpx.Client:
+    def client(self, scheduler: str = "scheduler-0") -> httpx.Client:
         """Knows the front door's authority and has no certificate."""
         trust = ssl.create_default_context(cafile=self.certs / "ca.crt")
-        url = f"https://{self.addresses['scheduler-0']['http']}"
+        url = f"https://{self.addresses[scheduler]['http']}"
         return httpx.Client(base_url=url, verify=trust, timeout=WAIT_S, trust_env=False)
 
     def stop(self) -> None:
-        for process in self.processes:
+        for process in self.processes.values():
             process.terminate()
-        for process in self.processes:
+        for process in self.processes.values():
             try:
                 process.wait(timeout=WAIT_S)
             except subprocess.TimeoutExpired:
@@ -150,25 +180,38 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    found = Hosts(tmp_path_factory.mktemp("hosts"))
+    ports = iter(free_ports(2 * len(SCHEDULERS)))
+    found = Hosts(
+        tmp_path_factory.mktemp("hosts"),
+        grpc={name: f"{host}:{next(ports)}" for name, host in SCHEDULERS.items()},
+        raft={name: f"{host}:{next(ports)}" for name, host in SCHEDULERS.items()},
+    )
     write_model(found.folder / "model")
-    assert run_here("certs", "init", "--dir", str(found.certs)).returncode == 0
+    assert run_cli("certs", "init", "--dir", str(found.certs)).returncode == 0
     for name, host in HOSTS.items():
         found.issue(name, name.partition("-")[0], host)
-    found.issue("front", "scheduler", "127.0.0.1")
+    found.issue("front", "scheduler", *SCHEDULERS.values())
     found.issue("anna", "client")
     found.issue("decode-9", "decode", "127.0.0.9")
     try:
-        for name in HOSTS:
-            found.start(name)
-        with found.client() as client:
-            wait_until(
-                lambda: all(client.get("/health").json()[f"{role}_ready_count"] for role in ROLES),
-                lambda: "a node of each role; " + found.log("scheduler-0"),
-            )
+        found.start()
+        for scheduler in SCHEDULERS:
+            with found.client(scheduler) as client:
+                until_ready(client, found, scheduler)
         yield found
     finally:
         found.stop()
+
+
+def until_ready(client: httpx.Client, hosts: Hosts, scheduler: str) -> None:
+    """It serves, sees every node, and reaches a leader."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        health = client.get("/health").json()
+        if not health["reason"] and all(health[f"{role}_ready_count"] for role in ROLES):
+            return
+        assert time.monotonic() < deadline_s, hosts.log(scheduler)
+        time.sleep(0.05)
 
 
 def test_text_is_generated_over_transfers_between_hosts_that_know_each_other(hosts: Hosts) -> None:
@@ -274,7 +317,7 @@ def test_a_renewed_front_door_needs_no_restart(hosts: Hosts) -> None:
 
     before = serial()
     assert serial() == before
-    hosts.issue("front", "scheduler", "127.0.0.1", force=True)
+    hosts.issue("front", "scheduler", *SCHEDULERS.values(), force=True)
     shown = run_here("certs", "show", str(hosts.certs / "front.crt"), "-o", "json")
     assert int(serial(), 16) == int(json.loads(shown.stdout)["serial"], 16) != int(before, 16)
     assert len(hosts.events("scheduler-0", "certificate_renewed")) == 1
@@ -325,3 +368,49 @@ def test_plain_http_is_not_answered(hosts: Hosts) -> None:
         url = f"http://{hosts.addresses['scheduler-0']['http']}/health"
         answer = httpx.get(url, timeout=WAIT_S, trust_env=False)
         pytest.fail(f"answered with {answer.status_code}")
+
+
+@pytest.mark.parametrize("certificate", ["decode-0", "anna"])
+def test_who_is_no_scheduler_cannot_join_the_group(hosts: Hosts, certificate: str) -> None:
+    security = hosts.security(certificate)
+    item = decisions_pb2.HolderItem()
+    item.hello.scheduler, item.hello.version = "scheduler-1", GROUP_VERSION
+    voters = tuple(NodeId(name) for name in SCHEDULERS)
+    config = RaftConfig(node=NodeId("scheduler-1"), voters=voters, cluster_id="pdd")
+    hello = raft_pb2.DeliverRequest(hello=make_hello(config))
+    for name in ("scheduler-0", "scheduler-2"):
+        with security.blocking_channel(hosts.grpc[name], options=OPTIONS) as channel:
+            asking = decisions_pb2_grpc.DecisionsStub(channel).Ask(
+                iter([decisions_pb2.AskRequest(items=[item])]), timeout=WAIT_S
+            )
+            refused(asking, certificate)
+        with security.blocking_channel(hosts.raft[name], options=OPTIONS) as channel:
+            delivering = raft_pb2_grpc.RaftStub(channel).Deliver(iter([hello]), timeout=WAIT_S)
+            refused(delivering, certificate)
+
+
+def refused(call: Any, certificate: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        next(call)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, caught.value.details()
+    assert certificate in str(caught.value.details())
+
+
+def test_the_last_one_without_their_leader_the_others_go_on_over_tls(hosts: Hosts) -> None:
+    """Kills a scheduler that the other tests need: it comes last."""
+    options = [p for key, path in hosts.files("anna").items() for p in (f"--{key}", path)]
+    status = ("raft", "status", "-o", "json", "--scheduler", hosts.grpc["scheduler-0"])
+    rows = json.loads(run_cli(*status, *options).stdout)
+    (leader,) = [row["name"] for row in rows if row["role"] == "leader"]
+    assert {row["leader"] for row in rows} == {leader}
+    hosts.processes[leader].kill()
+    hosts.processes[leader].wait()
+    body = {"prompt": "The quick brown fox " * 20, "max_tokens": 20, "temperature": 0.0}
+    texts = set()
+    for name in SCHEDULERS:
+        if name != leader:
+            with hosts.client(name) as client:
+                response = client.post("/v1/completions", json=body)
+                assert response.status_code == 200, response.text
+                texts.add(response.json()["choices"][0]["text"])
+    assert len(texts) == 1
