@@ -143,7 +143,8 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
 def end_members(
     find: Callable[[], list[int]], *, grace_s: float, clock: Callable[[], float] = time.monotonic
 ) -> set[SharedFile]:
-    """SIGTERM what ``find`` finds, wait, SIGKILL what is left. Takes ``grace_s`` + 1 s at most.
+    """SIGTERM what ``find`` finds, wait, SIGKILL what is left. Takes ``grace_s`` + 1 s and two
+    searches at most.
 
     Returns:
         Shared memory that they had mapped, for ``remove_shared_files``.
@@ -153,11 +154,14 @@ def end_members(
         deadline_s = clock() + wait_s
         signalled: set[int] = set()
         # Found again in each turn: a member may start another one just before it ends.
-        while (members := find()) and clock() < deadline_s:
+        while members := find():
             files |= shared_files(set(members) - signalled)
             send_signal(set(members) - signalled, number)
             signalled.update(members)
-            wait_for_exit(members[0], timeout_s=min(0.2, max(0.0, deadline_s - clock())))
+            left_s = deadline_s - clock()
+            if left_s <= 0:  # not before: on a busy machine the search alone may take that long
+                break
+            wait_for_exit(members[0], timeout_s=min(0.2, left_s))
     return files
 
 

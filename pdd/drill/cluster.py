@@ -120,6 +120,7 @@ class DrillCluster:
         await asyncio.to_thread(end_members, find, grace_s=_END_GRACE_S)
         for member in self._members.values():
             if member.process is not None:
+                member.process.kill()  # gone already, unless the machine is very busy
                 await asyncio.to_thread(member.process.wait)
         if self._http is not None:
             await self._http.close()

@@ -86,6 +86,21 @@ def test_ending_members_kills_those_that_ignore_sigterm(start):
     assert process.wait(timeout=60) == -9
 
 
+def test_a_search_that_takes_all_the_time_still_ends_what_it_finds(start):
+    """As on a machine so busy that looking through /proc takes longer than the grace."""
+    cluster_id = uuid4().hex
+    process = start(cluster_id, "decode-0")
+    now_s = 0.0
+
+    def find() -> list[int]:
+        nonlocal now_s
+        now_s += 10.0
+        return find_members(cluster_id)
+
+    end_members(find, grace_s=2.0, clock=lambda: now_s)
+    assert process.wait(timeout=60) in (-15, -9)
+
+
 def test_mapped_shared_memory_is_seen_and_removed_but_not_a_later_namesake():
     path = Path("/dev/shm") / f"pdd-test-{uuid4()}"
     with path.open("w+b") as file:
