@@ -20,6 +20,8 @@ Column: TypeAlias = npt.NDArray[np.float64]
 _START_WEIGHT_S = 0.5
 """The start value of a rate counts as half a second of work at that rate."""
 _SECONDS_MIN = 1e-6
+_PER_S_MIN = 1e-3
+"""What has done nothing at all so far: others divide by it."""
 _FEW_SAMPLES = 8
 _COLUMN_COUNT_MAX = 4
 """Sets of keys that are asked for again and again: the nodes of each role."""
@@ -45,7 +47,7 @@ class Rate:
     def per_s(self) -> float:
         """The estimate; above 0."""
         if self.sample_count > 20:
-            return self.amount / max(self.seconds, _SECONDS_MIN)
+            return max(self.amount / max(self.seconds, _SECONDS_MIN), _PER_S_MIN)
         weight_s = self.start_weight_s
         return (self.amount + self.start_per_s * weight_s) / (self.seconds + weight_s)
 

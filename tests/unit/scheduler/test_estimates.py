@@ -126,3 +126,12 @@ def test_many_small_transfers_do_not_make_a_link_look_slow() -> None:
         estimates.observe_transfer(P, D, size_bytes=2048, transfer_s=0.04, waited_s=0.04, now_s=0.0)
     assert estimates.link(P, D).per_s == EstimateSettings().link_bytes_per_s
     assert estimates.handover(P, D).mean == pytest.approx(0.04, rel=0.1)
+
+
+def test_a_link_over_which_every_pull_failed_is_slow_and_divides_nothing_by_zero() -> None:
+    estimates = Estimates(EstimateSettings())
+    for _ in range(50):
+        estimates.observe_pull(D, P, size_bytes=0, pull_s=0.5, is_complete=False, now_s=1.0)
+        assert estimates.link(D, P).per_s > 0.0
+    assert estimates.pull_s(D, P, size_bytes=1 << 20, now_s=1.0) > 60.0
+    assert estimates.pull_s(D, P, size_bytes=1 << 20, now_s=100.0) < 1.0, "it is tried again"
