@@ -102,7 +102,8 @@ HEAVY = ("torch", "vllm", "transformers", "ucxx", "numpy", "grpc", "aiohttp", "s
     [
         ("pdd.cli.main", ("torch", "vllm", "transformers", "ucxx", "numpy", "grpc", "aiohttp")),
         ("pdd.core.ports", HEAVY),
-        ("pdd.scheduler.core", HEAVY),
+        # Decisions read columns; the block directory, in the same process, needs numpy as well.
+        ("pdd.scheduler.core", tuple(name for name in HEAVY if name != "numpy")),
         ("pdd.wire", HEAVY),
         ("pdd.raft", HEAVY),
         ("pdd.replication", ("torch", "vllm", "transformers", "ucxx", "grpc", "aiohttp")),
