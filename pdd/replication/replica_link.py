@@ -1,13 +1,15 @@
 """A client's stream to one replica: many submissions at a time, answered in any order.
 
 Whatever ends the stream makes the outcome of everything unanswered on it unknown. The next
-submission dials again. Bound: the caller's own concurrency; each waits for its answer.
+submission dials again. Bound: the caller's own concurrency; each waits for its answer, and is not
+sent any more when its time is up.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import islice
 
 import grpc.aio
 
@@ -22,7 +24,7 @@ BATCH_MAX = 1024
 
 @dataclass(slots=True, kw_only=True)
 class _Stream:
-    unsent: list[pb.Submission] = field(default_factory=list)
+    unsent: dict[int, pb.Submission] = field(default_factory=dict)
     waiting: dict[int, asyncio.Future[pb.SubmissionOutcome]] = field(default_factory=dict)
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -40,7 +42,8 @@ class ReplicaLink:
     async def ask(self, submission: pb.Submission, *, timeout_s: float) -> pb.SubmissionOutcome:
         """Never raises for what the network does: UNKNOWN when no answer came in time.
 
-        ``submission.submission_id`` is set here.
+        ``submission`` is copied: it may be asked again elsewhere, where it has another number,
+        while this stream still means to send it.
         """
         loop = asyncio.get_running_loop()
         stream = self._stream
@@ -48,10 +51,13 @@ class ReplicaLink:
             stream = self._stream = _Stream()
             stream.task = loop.create_task(self._run(stream))
         self._next_id += 1
-        number = submission.submission_id = self._next_id
+        number = self._next_id
+        numbered = pb.Submission()
+        numbered.CopyFrom(submission)
+        numbered.submission_id = number
         future: asyncio.Future[pb.SubmissionOutcome] = loop.create_future()
         stream.waiting[number] = future
-        stream.unsent.append(submission)
+        stream.unsent[number] = numbered
         stream.has_news.set()
         # Cheaper than asyncio.timeout, at thousands a second.
         timer = loop.call_later(timeout_s, _give_up, future)
@@ -60,6 +66,7 @@ class ReplicaLink:
         finally:
             timer.cancel()
             stream.waiting.pop(number, None)
+            stream.unsent.pop(number, None)
 
     def _open(self) -> None:
         self._version = self._security.version()
@@ -114,8 +121,9 @@ async def _write(call: grpc.aio.StreamStreamCall, stream: _Stream) -> None:
             await stream.has_news.wait()
             stream.has_news.clear()
             while stream.unsent:
-                batch = stream.unsent[:BATCH_MAX]
-                del stream.unsent[:BATCH_MAX]
+                batch = list(islice(stream.unsent.values(), BATCH_MAX))
+                for one in batch:
+                    del stream.unsent[one.submission_id]
                 await call.write(pb.SubmitRequest(submissions=batch))
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reading side hears the same and says so
