@@ -19,6 +19,11 @@ node daemon is a third process; it talks to the worker halves over one Unix sock
                                       first token appended
                                       blocks freed or sequence promoted
 
+A prefill job that pulls a prefix (``params.Pull``) is loaded like a decode job, then computed and
+sent like any prefill job. A decode job lends (``JobParams.lends``) the cached blocks that vLLM
+holds for it while it waits: ``scheduler_side`` names them with its target, ``worker_side`` offers
+them.
+
 ``facade`` is the class that vLLM loads (``kv_connector_module_path="pdd.connector.facade"``).
 This module imports nothing, so that a daemon may read ``link_messages`` without loading vLLM.
 

@@ -173,6 +173,9 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Before vLLM acts on what the workers reported."""
+        if connector_output.finished_recving:
+            not_owed = self._scheduler.not_owed(connector_output.finished_recving)
+            connector_output.finished_recving -= not_owed
         self._scheduler.worker_output(
             told_by_workers(connector_output.kv_connector_worker_meta),
             received=connector_output.finished_recving or set(),

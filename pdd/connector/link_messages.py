@@ -68,6 +68,18 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """A prefill job's pull is over on this rank. ``block_count``: those that need not be computed;
+    ``failed_reason``: empty if that is all of them."""
+
+    key: str
+    block_count: int
+    size_bytes: int
+    pull_s: float
+    failed_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
     """``peer_*`` is the other end: the target when going up, the sender when going down."""
 
@@ -170,6 +182,7 @@ LinkMessage = (
     | Progress
     | Ready
     | LoadFailed
+    | Pulled
     | Control
     | FirstToken
     | DropSource

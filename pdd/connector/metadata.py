@@ -5,6 +5,7 @@ can only mean that two installations were mixed; the worker half then refuses to
 
 1. first version.
 2. ``census``; ``tables`` and what asks for them.
+3. Targets of prefill jobs that pull a prefix; loans of decode jobs.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from pdd.connector.params import SourceNode
 from pdd.core.blocks import BlockCensus
 
-METADATA_VERSION = 2
+METADATA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,12 @@ class SourceBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetBlocks:
-    """Blocks that a decode job has reserved for what it does not hold yet."""
+    """Blocks that a job has reserved for what it does not hold yet.
+
+    ``is_pull``: a prefill job's prefix; it waits for no first token. ``lent_block_ids``: what a
+    decode job holds of the prompt and lends meanwhile, from the prompt's first block on; None: it
+    lends nothing.
+    """
 
     key: str
     request_id: str
@@ -46,6 +52,8 @@ class TargetBlocks:
     first_index: int
     block_ids: tuple[int, ...]
     deadline_s: float
+    is_pull: bool = False
+    lent_block_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

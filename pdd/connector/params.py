@@ -43,7 +43,8 @@ class Pull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobParams:
-    """One job. ``key`` is ``request_id/generation`` and the same on both nodes.
+    """One job. ``key`` is ``request_id/generation`` and the same on both nodes. ``pull`` and
+    ``lends`` as in ``pdd.engine.port.Job``.
 
     The engine's own request id has a random suffix (vllm/v1/engine/input_processor.py) and is
     never used between nodes.
@@ -53,6 +54,8 @@ class JobParams:
     kind: JobKind
     deadline_s: float
     source: SourceNode | None = None
+    pull: Pull | None = None
+    lends: bool = False
 
     def to_extra_args(self) -> dict[str, Any]:
         """As a value for ``SamplingParams.extra_args``."""
@@ -64,11 +67,14 @@ class JobParams:
         if params is None or "pdd" not in params:
             return None
         fields = dict(params["pdd"])
-        source = fields["source"]
+        source, pull = fields["source"], fields["pull"]
         fields["kind"] = JobKind(fields["kind"])
-        fields["source"] = (
-            None
-            if source is None
-            else SourceNode(**{**source, "ucx_addresses": tuple(source["ucx_addresses"])})
+        fields["source"] = None if source is None else _source(source)
+        fields["pull"] = (
+            None if pull is None else Pull(**{**pull, "source": _source(pull["source"])})
         )
         return cls(**fields)
+
+
+def _source(fields: dict[str, Any]) -> SourceNode:
+    return SourceNode(**{**fields, "ucx_addresses": tuple(fields["ucx_addresses"])})

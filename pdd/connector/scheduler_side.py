@@ -7,8 +7,12 @@ Invariants:
 
 * A prefill job's blocks stay allocated from its end until every worker half has reported that
   nothing reads them any more (``request_finished`` answers "delay").
-* A decode job's blocks are given to a transfer once. After a failed load, or after a preemption,
+* A decode job's blocks are given to a transfer once, those of a prefix that a prefill job pulls
+  likewise. After a failed load, or after a preemption,
   vLLM asks again how much can be loaded and hears zero: it recomputes, and ``progress`` says so.
+* vLLM takes the blocks of a request that has ended back at *one* word, "sent" or "received", and
+  dies of a second one. A prefill job that was cancelled while it pulled owes both; its "received"
+  is kept from vLLM (``not_owed``), and the worker halves say "sent" after it.
 * ``progress`` is counted from what the scheduler really schedules, so a node that silently
   recomputes a transferred prompt cannot hide it.
 """
@@ -56,6 +60,7 @@ class SchedulerSide:
         self._requests: dict[str, Request] = {}
         self._request_ids: dict[str, str] = {}  # by key, as long as blocks may be held
         self._kept_keys: dict[str, str] = {}  # of jobs that have ended, by request id
+        self._owed_as_sent: set[str] = set()  # requests that have ended
         self._asked_keys: list[str] = []
         self._step = StepMetadata()
 
@@ -76,25 +81,38 @@ class SchedulerSide:
     def tokens_to_load(self, request: "Request", cached_token_count: int) -> tuple[int, bool]:
         """How many prompt tokens beyond the local prefix hit a peer will provide."""
         job = self._jobs.get(request.request_id)
-        if job is None or job.params.kind is not JobKind.DECODE or job.target_opened:
+        if job is None or job.target_opened:
             return 0, False
-        missing = job.prompt_token_count - cached_token_count
+        missing = max(self._load_end(job) - cached_token_count, 0)
         return missing, missing > 0
+
+    def _load_end(self, job: _Job) -> int:
+        """How many of the prompt's first tokens a peer provides, if they are not cached here. The
+        last token is always computed here, but for a decode job."""
+        if job.params.kind is JobKind.DECODE:
+            return job.prompt_token_count
+        if job.params.pull is None:
+            return 0
+        most = min(job.params.pull.token_count, job.prompt_token_count - 1)
+        return most // self._block_size * self._block_size
 
     def blocks_allocated(
         self, request: "Request", blocks: "KVCacheBlocks", loaded_token_count: int
     ) -> None:
         """vLLM has reserved blocks. With something to load, this opens the transfer's target."""
         job = self._jobs.get(request.request_id)
-        if job is None or loaded_token_count == 0 or job.params.kind is not JobKind.DECODE:
+        if job is None or loaded_token_count == 0:
             return
         assert not job.target_opened, "vLLM asked twice to load one request"
-        assert job.params.source is not None
+        pull = job.params.pull
+        source = job.params.source if pull is None else pull.source
+        assert source is not None
         (block_ids,) = blocks.get_block_ids()
-        cached = job.prompt_token_count - loaded_token_count
+        load_end = self._load_end(job)
+        cached = load_end - loaded_token_count
         assert cached % self._block_size == 0, "a local prefix hit ends within a block"
         first_index = cached // self._block_size
-        end_index = -(-job.prompt_token_count // self._block_size)
+        end_index = -(-load_end // self._block_size)
         job.target_opened = True
         job.waits_for_blocks = True
         job.cached_token_count = cached
@@ -104,10 +122,12 @@ class SchedulerSide:
             TargetBlocks(
                 key=job.params.key,
                 request_id=request.request_id,
-                source=job.params.source,
+                source=source,
                 first_index=first_index,
                 block_ids=awaited,
-                deadline_s=job.params.deadline_s,
+                deadline_s=job.params.deadline_s if pull is None else pull.wait_s,
+                is_pull=pull is not None,
+                lent_block_ids=tuple(block_ids[:first_index]) if job.params.lends else None,
             )
         )
 
@@ -204,6 +224,10 @@ class SchedulerSide:
             job.source_aborted = True
             self._step.aborted_sources.append(job.params.key)
 
+    def not_owed(self, received: set[str]) -> set[str]:
+        """Those of ``received`` that vLLM is not to hear of: they have ended, and will be sent."""
+        return received & self._owed_as_sent
+
     def worker_output(self, told: WorkerMetadata, *, received: set[str], sent: set[str]) -> None:
         """Called before vLLM frees the blocks of ``sent`` requests and marks ``received`` ones as
         ready to be promoted.
@@ -213,6 +237,7 @@ class SchedulerSide:
         position ``len(prompt)`` is then the one token that the next step computes.
         """
         self._asked_keys += told.asked_keys
+        self._owed_as_sent -= sent
         self._counter.released(sent | received)
         for req_id in sent | received:
             self._request_ids.pop(self._kept_keys.pop(req_id, ""), None)
@@ -251,6 +276,7 @@ class SchedulerSide:
             return False
         if not job.prompt_done:
             self._abort_source(job)
+        self._owed_as_sent.add(request.request_id)
         return True
 
 

@@ -7,9 +7,12 @@ thread. State below is guarded by one lock, held for microseconds only.
 When a request is reported to vLLM (each exactly once; vLLM asserts on a second time):
 
 * *sent*, a prefill job: the transfer engine says that nothing reads its blocks any more **and**
-  vLLM has announced the request as finished.
+  vLLM has announced the request as finished **and** nothing writes a pulled prefix to them.
 * *received*, a decode job: every block is verified or given up, nothing can write to them any
-  more **and** the first token is known (or the request was cancelled meanwhile).
+  more, nothing reads what it lends **and** the first token is known (or the request was cancelled
+  meanwhile); a prefill job that pulls: as a decode job, but there is no first token to wait for.
+
+A *loan* is the cached prefix of a decode job that waits for its blocks. It ends with that wait.
 """
 
 import sys
@@ -39,6 +42,7 @@ from pdd.connector.link_messages import (
     LinkMessage,
     LoadFailed,
     Progress,
+    Pulled,
     Ready,
     Table,
 )
@@ -129,6 +133,8 @@ class _Target:
     request_id: str
     first_index: int
     block_ids: tuple[int, ...]
+    is_pull: bool
+    opened_s: float
     outcome: _Outcome | None = None
     cancelled: bool = False
 
@@ -136,6 +142,7 @@ class _Target:
 @dataclass(slots=True)
 class _Source:
     request_id: str
+    is_loan: bool = False
     released: bool = False
     finished: bool = False
 
@@ -231,6 +238,7 @@ class WorkerSide:
                 self._forget_first_token(key)
             if target is not None:
                 self._transfer.target_cancel(key)
+                self._end_loan(key)
         self._source_blocks(step.ready_blocks)
 
     def fence_preempted(self, step: StepMetadata) -> None:
@@ -268,8 +276,8 @@ class WorkerSide:
                     self._sources[key].finished = True
             for event in events:
                 self._note(event)
-            sent = self._take_sent()
             received = self._take_received(reports)
+            sent = self._take_sent()
         for target, outcome in reports:
             self._report_outcome(target, outcome)
         if self._rank == 0:
@@ -310,7 +318,13 @@ class WorkerSide:
                 request_id=target.request_id,
                 first_index=target.first_index,
                 block_ids=target.block_ids,
+                is_pull=target.is_pull,
+                opened_s=time.monotonic(),
             )
+            if target.lent_block_ids is not None:
+                self._sources[target.key] = _Source(request_id=target.request_id, is_loan=True)
+        if target.lent_block_ids is not None:
+            self._order.computed(partial(self._lend, target, target.lent_block_ids))
         source = target.source
         self._transfer.target_open(
             target.key,
@@ -326,6 +340,17 @@ class WorkerSide:
             block_ids=target.block_ids,
             deadline_s=target.deadline_s,
         )
+
+    def _lend(self, target: TargetBlocks, block_ids: tuple[int, ...]) -> None:
+        """The device has computed these blocks. If they are none, whoever asks is told at once."""
+        self._transfer.source_open(target.key, deadline_s=target.deadline_s)
+        self._transfer.source_append(target.key, first_index=0, block_ids=block_ids, last=True)
+
+    def _end_loan(self, key: str) -> None:
+        """Nobody needs it any more: void where it was fetched, or nothing was lent."""
+        source = self._sources.get(key)
+        if source is not None and source.is_loan and not source.released:
+            self._abort_source(key, "the loan is over")
 
     def _source_blocks(self, batches: Iterable[SourceBlocks]) -> None:
         for blocks in batches:
@@ -361,9 +386,14 @@ class WorkerSide:
                 target = self._targets.get(event.key)
                 if target is not None and target.outcome is None:
                     target.outcome = event
+                    self._end_loan(event.key)
 
     def _take_sent(self) -> set[str]:
-        done = [key for key, source in self._sources.items() if source.released and source.finished]
+        done = [
+            key
+            for key, source in self._sources.items()
+            if source.released and source.finished and key not in self._targets
+        ]
         sent = set()
         for key in done:
             request_id = self._sources.pop(key).request_id
@@ -376,11 +406,22 @@ class WorkerSide:
         for key, target in list(self._targets.items()):
             if target.outcome is None:
                 continue
+            if target.is_pull:
+                del self._targets[key]
+                received.add(target.request_id)
+                if not target.cancelled:
+                    reports.append((target, target.outcome))
+                continue
+            loan = self._sources.get(key)
+            if loan is not None and not loan.released:
+                continue
             # A cancelled job needs only quiescence, which every outcome means; one may have been
             # on its way when the cancellation came.
             if not target.cancelled and key not in self._first_tokens:
                 continue
             del self._targets[key]
+            if loan is not None:
+                del self._sources[key]
             token = self._forget_first_token(key)
             received.add(target.request_id)
             if token is not None and not target.cancelled:
@@ -396,11 +437,15 @@ class WorkerSide:
         return self._first_tokens.pop(key, None)
 
     def _report_outcome(self, target: _Target, outcome: "_Outcome") -> None:
+        if isinstance(outcome, TargetFailed):
+            self._failed_blocks.update(
+                target.block_ids[index - target.first_index] for index in outcome.bad_indices
+            )
+        if target.is_pull:
+            self._report_pulled(target, outcome)
+            return
         match outcome:
             case TargetFailed():
-                self._failed_blocks.update(
-                    target.block_ids[index - target.first_index] for index in outcome.bad_indices
-                )
                 self._send(
                     LoadFailed(
                         key=outcome.key,
@@ -418,6 +463,23 @@ class WorkerSide:
                 )
             case TargetCancelled():
                 pass
+
+    def _report_pulled(self, target: _Target, outcome: "_Outcome") -> None:
+        if isinstance(outcome, TargetCancelled):
+            return
+        block_count, failed_reason = len(target.block_ids), ""
+        if isinstance(outcome, TargetFailed):
+            block_count = min(outcome.bad_indices) - target.first_index
+            failed_reason = outcome.reason
+        self._send(
+            Pulled(
+                key=outcome.key,
+                block_count=block_count,
+                size_bytes=outcome.transferred_bytes,
+                pull_s=time.monotonic() - target.opened_s,
+                failed_reason=failed_reason,
+            )
+        )
 
     def _on_link_message(self, message: LinkMessage) -> None:
         match message:

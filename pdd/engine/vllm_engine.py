@@ -10,6 +10,7 @@ Source: vllm/v1/engine/async_llm.py, vLLM 0.32.
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -32,6 +33,7 @@ from pdd.connector.link_messages import (
     LinkMessage,
     LoadFailed,
     Progress,
+    Pulled,
     Ready,
     Table,
 )
@@ -52,6 +54,7 @@ from pdd.engine.port import (
     JobFacts,
     PeerControl,
     StepOutput,
+    pull_counter,
 )
 from pdd.engine.vllm_cache_events import VllmCacheEvents
 from pdd.engine.vllm_forks import Forks, fork_key
@@ -104,6 +107,7 @@ class VllmEngine:
         self._census: BlockCensus | None = None
         self._asked_tables: dict[str, list[asyncio.Future[tuple[int, ...]]]] = {}
         self._counters: dict[str, float] = {}
+        self._pull_counts: Counter[str] = Counter()
         self._connections: dict[int, tuple[RankConnection, ...]] = {}
         self._send_control: Callable[[PeerControl], None] | None = None
         self._notify_ready: Callable[[str, JobFacts], None] | None = None
@@ -165,6 +169,7 @@ class VllmEngine:
                 "tensor_parallel_size": str(self._settings.tensor_parallel_size),
             },
             forking=Forking.SHARED if args["enable_prefix_caching"] else Forking.APART,
+            pulls=args["enable_prefix_caching"],  # else there is nothing to lend
         )
         self._stats = EngineStats(
             free_block_count=self._info.block_count - 1,  # vLLM keeps one as the null block
@@ -282,7 +287,7 @@ class VllmEngine:
 
     def counters(self) -> dict[str, float]:
         """See ``Engine.counters``."""
-        return self._counters
+        return {**self._counters, **self._pull_counts}
 
     def deliver_control(self, message: PeerControl) -> None:
         """See ``Engine.deliver_control``."""
@@ -421,6 +426,8 @@ class VllmEngine:
                     facts.forked_prompt_tokens += computed
             case Ready() | LoadFailed():
                 self._on_loaded(message)
+            case Pulled():
+                self._on_pulled(message)
             case Control():
                 assert self._send_control is not None
                 self._send_control(
@@ -465,6 +472,23 @@ class VllmEngine:
         all_loaded = facts.loaded_rank_count == self._settings.tensor_parallel_size
         if all_loaded and self._notify_ready is not None:
             self._notify_ready(message.key, facts)
+
+    def _on_pulled(self, message: Pulled) -> None:
+        """One rank's part of a prefill job's prefix. What is missing on one is computed on all."""
+        facts = self._facts.get(message.key)
+        if facts is None:
+            return
+        assert self._info is not None
+        tokens = message.block_count * self._info.block_size
+        is_first = facts.loaded_rank_count == 0
+        facts.pulled_tokens = tokens if is_first else min(tokens, facts.pulled_tokens)
+        facts.pulled_bytes += message.size_bytes
+        facts.pull_s = max(facts.pull_s, message.pull_s)
+        facts.load_failed_reason = facts.load_failed_reason or message.failed_reason
+        facts.loaded_rank_count += 1
+        self._pull_counts["pulled_bytes"] += message.size_bytes
+        if facts.loaded_rank_count == self._settings.tensor_parallel_size:
+            self._pull_counts[pull_counter(facts.load_failed_reason)] += 1
 
 
 def _peer_fields(peer: Peer) -> dict[str, Any]:

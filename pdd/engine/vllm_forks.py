@@ -129,5 +129,7 @@ class Forks:
                     choices=(one,),
                     sampling=sampling,
                     source=None,
+                    pull=None,
+                    lends=False,
                 )
             )

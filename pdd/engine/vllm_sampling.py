@@ -71,7 +71,12 @@ def _sampling_params(job: Job, *, native_seeds: bool) -> "SamplingParams":
                 else noise_key_extra_args(seed=sampling.seed, first_output_index=done)
             ),
             "kv_transfer_params": JobParams(
-                key=job.key, kind=job.kind, deadline_s=job.deadline_s, source=job.source
+                key=job.key,
+                kind=job.kind,
+                deadline_s=job.deadline_s,
+                source=job.source,
+                pull=job.pull,
+                lends=job.lends,
             ).to_extra_args(),
         },
     )

@@ -16,6 +16,7 @@ from pdd.engine.synthetic.model import TURN_END, make_tokenizer, words_of
 from pdd.engine.synthetic.settings import SyntheticFaults, SyntheticSettings
 from pdd.timing.roofline import Roofline
 from pdd.timing.sheets import DEVICES, MODELS
+from pdd.transfer.pairing import PeerNode, RankLink, pair_faults, rank_links
 from pdd.transfer.settings import TransferFaults, TransferSettings
 from tests.waiting import until
 
@@ -130,6 +131,35 @@ def _carry(node: Node, by_name: dict[str, Node]) -> Any:
         )
 
     return send
+
+
+def links_between(node: Node, peer: Node) -> list[RankLink]:
+    """What ``node`` connects when it hears of ``peer``."""
+    assert node.info is not None
+    assert peer.info is not None
+    assert pair_faults(node.info.fingerprint, peer.info.fingerprint, peer=peer.name) == []
+    told = PeerNode(
+        identity=peer.identity,
+        control_address=peer.name,
+        ucx_addresses=peer.info.ucx_addresses,
+        fingerprint=peer.info.fingerprint,
+    )
+    return rank_links(node.info.fingerprint, rank_count=len(node.info.ucx_addresses), peer=told)
+
+
+async def connected(node: Node, *, count: int) -> None:
+    """Waits until the node tells so many connections."""
+    await until(
+        lambda: len(node.engine.connections()) == count,
+        lambda: f"{count} connections; there are {node.engine.connections()}",
+    )
+
+
+async def joined(one: Node, other: Node) -> None:
+    for node, peer in ((one, other), (other, one)):
+        node.engine.connect(links_between(node, peer))
+    for node, peer in ((one, other), (other, one)):
+        await connected(node, count=len(links_between(node, peer)))
 
 
 def make_job(prompt: list[int], *, key: str, kind: JobKind = JobKind.LOCAL, **fields: Any) -> Job:

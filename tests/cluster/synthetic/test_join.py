@@ -15,53 +15,26 @@ from typing import Any
 import httpx
 import pytest
 
-from pdd.transfer.pairing import PeerNode, RankLink, pair_faults, rank_links
+from pdd.transfer.pairing import pair_faults
 from pdd.transfer.settings import TransferSettings
 from tests.cluster.synthetic.pair import (
-    Node,
+    connected,
     disaggregated,
+    joined,
+    links_between,
     local,
     make_job,
     nodes,
     settings,
 )
 from tests.vllm.cluster import Cluster, logs, run_here, start_cluster, stop_cluster
-from tests.waiting import until, wait_until
+from tests.waiting import wait_until
 
 WAIT_S = 20.0
 """How long a test waits for something to happen before it fails; nothing is measured with it."""
 BYTES_PER_TOKEN = 64 * 1024
 LONG_PROMPT = [300 + 7 * index % 5000 for index in range(1100)]
 """With ``BYTES_PER_TOKEN`` its blocks are more than the 64 MiB by which a speed is judged."""
-
-
-def links_between(node: Node, peer: Node) -> list[RankLink]:
-    """What ``node`` connects when it hears of ``peer``."""
-    assert node.info is not None
-    assert peer.info is not None
-    assert pair_faults(node.info.fingerprint, peer.info.fingerprint, peer=peer.name) == []
-    told = PeerNode(
-        identity=peer.identity,
-        control_address=peer.name,
-        ucx_addresses=peer.info.ucx_addresses,
-        fingerprint=peer.info.fingerprint,
-    )
-    return rank_links(node.info.fingerprint, rank_count=len(node.info.ucx_addresses), peer=told)
-
-
-async def connected(node: Node, *, count: int) -> None:
-    """Waits until the node tells so many connections."""
-    await until(
-        lambda: len(node.engine.connections()) == count,
-        lambda: f"{count} connections; there are {node.engine.connections()}",
-    )
-
-
-async def joined(one: Node, other: Node) -> None:
-    for node, peer in ((one, other), (other, one)):
-        node.engine.connect(links_between(node, peer))
-    for node, peer in ((one, other), (other, one)):
-        await connected(node, count=len(links_between(node, peer)))
 
 
 @pytest.mark.parametrize("shared_memory", [False, True])

@@ -20,6 +20,7 @@ from tests.cluster.synthetic.pair import (
     WAIT_S,
     Node,
     disaggregated,
+    joined,
     local,
     make_job,
     nodes,
@@ -185,6 +186,25 @@ async def test_ranks_pull_together():
         said = await disaggregated(prefill, decode, turn, pulled_tokens=held)
         assert said == await local(alone, turn)
         assert prefill.engine.counters()["pulled_bytes"] == 2 * held // BLOCK_SIZE * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(4, 2), (2, 4), (1, 4)])
+async def test_nodes_that_are_cut_differently_pull_too(prefill_tp: int, decode_tp: int) -> None:
+    cut = [settings(tensor_parallel_size=tp, kv_head_count=4) for tp in (prefill_tp, decode_tp)]
+    async with nodes(*cut, settings(kv_head_count=4)) as (prefill, decode, alone):
+        await joined(prefill, decode)
+        history = await first_turn(decode, prompt_of(100))
+        held = held_tokens(history)
+        turn = job_of(history + prompt_of(60, seed=3))
+        said = await disaggregated(prefill, decode, turn, pulled_tokens=held)
+        assert said == await local(alone, turn)
+        counters = prefill.engine.counters()
+        assert counters["pulls_completed"] == 1
+        assert counters["pulled_bytes"] == held // BLOCK_SIZE * BLOCK_BYTES * 4
+        assert decode.ready[turn.key].computed_prompt_tokens == 0
+        prefill.engine.drop_source(turn.key, "the decode node is ready")
+        for node in (prefill, decode):
+            await node.wait_quiet()
 
 
 def is_pulling(node: Node, key: str) -> bool:

@@ -50,6 +50,101 @@ def cut(progress: list[PromptProgress]) -> list[tuple[int, int]]:
     return [(one.start, one.end) for one in progress]
 
 
+class TestPulls:
+    def pulling(self, engine: PlayedEngine, *, tokens: int = 70) -> list[int]:
+        """A prefill job of 100 tokens that is to pull, behind a cache that has two blocks."""
+        prompt = prompt_of(100)
+        engine.add("a", LOCAL, prompt=prompt[:33], max_tokens=1)
+        engine.step()
+        engine.add("p", PREFILL, prompt=prompt, pulled_tokens=tokens)
+        step = engine.step()
+        (target,) = step.opened_targets
+        blocks = engine.blocks_of("p")
+        assert (target.key, target.is_pull, target.lent_block_ids) == ("p/0", True, None)
+        assert (target.first_index, target.deadline_s) == (2, 2.0)
+        assert target.block_ids == tuple(blocks[2 : tokens // BLOCK_SIZE])
+        assert step.progress == []
+        return blocks
+
+    def test_it_loads_whole_blocks_and_computes_and_sends_the_rest(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        blocks = self.pulling(engine)
+        assert engine.census()["leased"] == 2
+        engine.step(received={"p": None})
+        step = engine.step()
+        assert cut(step.progress) == [(64, 100)]
+        assert step.progress[0].cached_token_count == 32
+        (ready,) = step.ready_blocks
+        assert (ready.first_index, ready.block_ids) == (0, tuple(blocks[:4]))
+        (rest,) = step.computed_blocks
+        assert (rest.first_index, rest.last) == (4, True)
+        engine.step(sent={"p"})
+        assert engine.census().keys() <= {"cached"}
+
+    def test_what_did_not_come_is_computed(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        blocks = self.pulling(engine)
+        engine.step(received={"p": None}, bad_blocks={blocks[3]})
+        step = engine.step()
+        assert cut(step.progress) == [(48, 100)]
+        assert step.opened_targets == []
+
+    def test_without_anything_missing_nothing_is_pulled(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        engine.add("a", LOCAL, prompt=prompt, max_tokens=1)
+        engine.step()
+        engine.step()
+        engine.add("p", PREFILL, prompt=prompt, pulled_tokens=96)
+        step = engine.step()
+        assert step.opened_targets == []
+        assert cut(step.progress) == [(96, 100)]
+
+    @pytest.mark.parametrize("is_told_before", [True, False])
+    def test_a_cancelled_one_gives_its_blocks_back_once(
+        self, make_engine: MakeEngine, is_told_before: bool
+    ) -> None:
+        """vLLM dies of a second word about one request."""
+        engine = make_engine()
+        self.pulling(engine)
+        engine.abort("p")
+        step = engine.step()
+        assert step.cancelled_targets == ["p/0"]
+        assert step.aborted_sources == ["p/0"]
+        assert engine.census()["quarantined"] == 4
+        if is_told_before:
+            engine.step(received={"p": None})
+            assert engine.census()["quarantined"] == 4
+            engine.step(sent={"p"})
+        else:
+            engine.step(received={"p": None}, sent={"p"})
+        assert engine.census().keys() <= {"cached"}
+
+    def test_one_cancelled_between_a_step_and_its_output_gives_them_back_once(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        self.pulling(engine)
+        output = engine.scheduler.schedule()
+        engine.abort("p")
+        engine.finish(output, received={"p": None})
+        assert engine.census()["quarantined"] > 0
+        engine.step(sent={"p"})
+        assert engine.census().keys() <= {"cached"}
+
+    def test_a_decode_job_lends_what_is_cached(self, make_engine: MakeEngine) -> None:
+        engine = make_engine()
+        prompt = prompt_of(100)
+        engine.add("a", LOCAL, prompt=prompt[:50], max_tokens=1)
+        engine.step()
+        engine.add("d", DECODE, prompt=prompt, lends=True)
+        (target,) = engine.step().opened_targets
+        assert target.lent_block_ids == tuple(engine.blocks_of("d")[:3])
+        assert (target.first_index, target.is_pull) == (3, False)
+
+
 class TestPrefillJobs:
     def test_blocks_leave_as_chunks_complete_them(self, make_engine: MakeEngine) -> None:
         engine = make_engine()

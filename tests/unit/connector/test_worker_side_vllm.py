@@ -23,6 +23,7 @@ from pdd.connector.link_messages import (
     LinkMessage,
     LoadFailed,
     Progress,
+    Pulled,
     Ready,
 )
 from pdd.connector.metadata import PromptProgress, SourceBlocks, StepMetadata, TargetBlocks
@@ -154,7 +155,7 @@ class Worker:
         return sent
 
 
-def target(key: str = KEY, *, request_id: str = "e1") -> TargetBlocks:
+def target(key: str = KEY, *, request_id: str = "e1", **fields: Any) -> TargetBlocks:
     return TargetBlocks(
         key=key,
         request_id=request_id,
@@ -162,6 +163,7 @@ def target(key: str = KEY, *, request_id: str = "e1") -> TargetBlocks:
         first_index=2,
         block_ids=(40, 41, 42),
         deadline_s=9.0,
+        **fields,
     )
 
 
@@ -194,6 +196,102 @@ def released(key: str = KEY) -> SourceReleased:
 
 
 NOTHING: tuple[set[str], set[str]] = (set(), set())
+
+
+class TestPulls:
+    """A prefill job has a source of its own, and a target until its prefix is there."""
+
+    def pulling(self) -> Worker:
+        worker = Worker()
+        opened = SourceBlocks(
+            key=KEY,
+            request_id="e1",
+            first_index=0,
+            block_ids=(),
+            last=False,
+            opens=True,
+            deadline_s=9.0,
+        )
+        worker.step(ready_blocks=[opened], opened_targets=[target(is_pull=True)])
+        return worker
+
+    def test_it_waits_for_no_first_token_and_goes_on_as_a_prefill_job(self) -> None:
+        worker = self.pulling()
+        assert worker.results(completed()) == (set(), {"e1"})
+        assert worker.tokens() == {}
+        (told,) = worker.reported()
+        assert isinstance(told, Pulled)
+        assert (told.block_count, told.size_bytes, told.failed_reason) == (3, 4096, "")
+        worker.step(computed_blocks=[source_blocks(opens=False)])
+        assert worker.results(finished=("e1",)) == NOTHING
+        assert worker.results(released()) == ({"e1"}, set())
+
+    def test_what_did_not_come_is_named_and_what_stands_before_it_counts(self) -> None:
+        worker = self.pulling()
+        assert worker.results(failed(3, 4)) == (set(), {"e1"})
+        assert worker.side.take_failed_blocks() == {41, 42}
+        (told,) = worker.reported()
+        assert isinstance(told, Pulled)
+        assert (told.block_count, told.failed_reason) == (1, "peer_lost")
+
+    @pytest.mark.parametrize("source_first", [True, False])
+    def test_a_cancelled_one_is_sent_when_source_and_target_are_quiet(
+        self, source_first: bool
+    ) -> None:
+        worker = self.pulling()
+        worker.step(cancelled_targets=[KEY], aborted_sources=[KEY])
+        assert ("target_cancel", KEY) in worker.engine.calls
+        assert ("source_abort", KEY, "prefill was aborted") in worker.engine.calls
+        events = [released(), TargetCancelled(key=KEY)]
+        first, second = events if source_first else reversed(events)
+        early = worker.results(first, finished=("e1",))
+        assert early[0] == set(), "something may yet touch its blocks"
+        late = worker.results(second)
+        assert late[0] == {"e1"}
+        assert early[1] | late[1] == {"e1"}, "the scheduler half keeps it from vLLM"
+        assert worker.reported() == []
+
+
+class TestLoans:
+    """A decode job that waits for its blocks lends what it holds of the prompt."""
+
+    def lending(self, *block_ids: int) -> Worker:
+        worker = Worker()
+        worker.step(opened_targets=[target(lent_block_ids=block_ids)])
+        return worker
+
+    def test_it_is_on_offer_from_the_prompts_first_block_on(self) -> None:
+        worker = self.lending(30, 31)
+        assert worker.engine.calls[:2] == [
+            ("source_open", KEY),
+            ("source_append", KEY, 0, (30, 31), True),
+        ]
+
+    def test_one_of_nothing_is_on_offer_too_so_that_who_asks_is_told(self) -> None:
+        assert ("source_append", KEY, 0, (), True) in self.lending().engine.calls
+
+    def test_the_job_goes_on_only_when_nothing_reads_what_it_lends(self) -> None:
+        worker = self.lending(30, 31)
+        worker.token(7)
+        assert worker.results(completed()) == NOTHING
+        assert worker.engine.calls[-1] == ("source_abort", KEY, "the loan is over")
+        assert worker.results(released()) == (set(), {"e1"})
+        assert worker.tokens() == {"e1": 7}
+        assert worker.results(finished=("e1",)) == NOTHING, "nobody waits for its sending"
+
+    def test_one_that_was_fetched_is_not_ended_again(self) -> None:
+        worker = self.lending(30, 31)
+        worker.token(7)
+        assert worker.results(released()) == NOTHING
+        assert worker.results(completed()) == (set(), {"e1"})
+        assert "source_abort" not in {call[0] for call in worker.engine.calls}
+
+    def test_a_cancelled_job_is_received_when_loan_and_target_are_quiet(self) -> None:
+        worker = self.lending(30, 31)
+        worker.step(cancelled_targets=[KEY])
+        assert ("source_abort", KEY, "the loan is over") in worker.engine.calls
+        assert worker.results(TargetCancelled(key=KEY), finished=("e1",)) == NOTHING
+        assert worker.results(released()) == (set(), {"e1"})
 
 
 class TestReceived:

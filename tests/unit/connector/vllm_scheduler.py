@@ -24,7 +24,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import StepMetadata, WorkerMetadata
-from pdd.connector.params import JobKind, SourceNode
+from pdd.connector.params import JobKind, Pull, SourceNode
 from pdd.core.sampling import Sampling
 from pdd.engine.port import Job
 from pdd.engine.vllm_sampling import sampling_params
@@ -33,6 +33,12 @@ BLOCK_SIZE = 16
 SOURCE = SourceNode(
     name="prefill-0", uuid="u", boot_epoch=3, control_address="h:1", ucx_addresses=(b"a",)
 )
+
+
+def pull_of(token_count: int) -> Pull:
+    return Pull(source=SOURCE, token_count=token_count, wait_s=2.0)
+
+
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -112,6 +118,8 @@ class PlayedEngine:
         *,
         prompt: list[int],
         max_tokens: int = 4,
+        pulled_tokens: int = 0,
+        lends: bool = False,
     ) -> Request:
         """A job of pdd's, or with ``kind`` None a request of somebody else's."""
         job = Job(
@@ -123,6 +131,8 @@ class PlayedEngine:
             priority=0,
             deadline_s=60.0,
             source=SOURCE if kind is JobKind.DECODE else None,
+            pull=pull_of(pulled_tokens) if pulled_tokens else None,
+            lends=lends,
         )
         params = sampling_params(job, native_seeds=False)
         if kind is None:

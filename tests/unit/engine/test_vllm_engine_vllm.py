@@ -25,6 +25,7 @@ from pdd.connector.link_messages import (
     LinkMessage,
     LoadFailed,
     Progress,
+    Pulled,
     Ready,
 )
 from pdd.core.errors import InvalidRequest
@@ -34,6 +35,7 @@ from pdd.transfer.values import Connection, Peer, PeerId
 from tests.builders import make_identity
 
 KEY = "r1/0"
+BLOCK_SIZE = 16
 
 
 def caused(cause: Exception) -> EngineGenerateError:
@@ -96,6 +98,7 @@ class Engine:
         self.ready: list[tuple[str, int, float, str]] = []
         self.engine.on_ready(self._on_ready)
         self.engine._facts[KEY] = JobFacts()
+        self.engine._info = SimpleNamespace(block_size=BLOCK_SIZE)  # type: ignore[assignment]
 
     def _on_ready(self, key: str, facts: JobFacts) -> None:
         self.ready.append(
@@ -145,6 +148,32 @@ class TestReadiness:
         engine.say(0, LoadFailed(key="r9/0", reason="deadline", transferred_bytes=0))
         assert engine.ready == []
         assert engine.engine.facts(KEY) == JobFacts()
+
+
+def pulled(block_count: int, *, failed_reason: str = "", key: str = KEY) -> Pulled:
+    return Pulled(
+        key=key, block_count=block_count, size_bytes=500, pull_s=0.25, failed_reason=failed_reason
+    )
+
+
+class TestPulls:
+    async def test_what_is_missing_on_one_rank_is_computed_on_all(self) -> None:
+        engine = Engine(ranks=2)
+        engine.say(0, pulled(3))
+        assert "pulls_completed" not in engine.engine.counters()
+        engine.say(1, pulled(1, failed_reason="peer_lost"))
+        facts = engine.engine.facts(KEY)
+        assert (facts.pulled_tokens, facts.pulled_bytes) == (BLOCK_SIZE, 1000)
+        assert facts.pull_s == 0.25
+        assert engine.engine.counters() == {"pulled_bytes": 1000, "pulls_failed": 1}
+        assert engine.ready == [], "that is for decode jobs"
+
+    async def test_what_the_lender_holds_no_more_is_counted_apart(self) -> None:
+        engine = Engine(ranks=1)
+        engine.say(0, pulled(0, failed_reason="out_of_range"))
+        assert engine.engine.counters()["pulls_not_held"] == 1
+        engine.say(0, pulled(3, key="r9/0"))
+        assert engine.engine.counters()["pulls_not_held"] == 1, "a job that is gone is nobody's"
 
 
 async def test_progress_is_summed_and_starts_the_clock_once() -> None:
