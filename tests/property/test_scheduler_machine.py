@@ -54,7 +54,13 @@ from pdd.scheduler.events import (
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.roles.book import RoleNews, SwitchStage
 from pdd.scheduler.roles.settings import RoleMode, RoleSettings
-from pdd.scheduler.settings import EstimateSettings, PathMode, PathSettings, SchedulerSettings
+from pdd.scheduler.settings import (
+    EstimateSettings,
+    PathMode,
+    PathSettings,
+    PullMode,
+    SchedulerSettings,
+)
 from tests.builders import make_finish, make_identity, make_joined, make_request
 
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
@@ -77,6 +83,16 @@ ROLES = RoleSettings(
 def chain_of(chain: int, block_count: int) -> bytes:
     """Keys of a prompt that begins like all of its chain."""
     return b"".join(bytes([chain]) * 8 + index.to_bytes(8, "big") for index in range(block_count))
+
+
+class Directory:
+    """Of every other chain decode nodes hold half and prefill nodes hold nothing; of the rest it
+    does not know."""
+
+    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
+        if keys[0] % 2:
+            return None
+        return len(keys) // 32 if node.startswith("decode") else 0
 
 
 @dataclass
@@ -110,11 +126,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 node_silence_s=SILENCE_S,
                 lost_node_memory_s=15.0,
                 lost_node_count_max=2,
-                path=PathSettings(mode=self.mode),
+                path=PathSettings(mode=self.mode, pull=PullMode.ALWAYS),
                 estimates=EstimateSettings(output_tokens=8.0),
                 decision_count_max=20,
                 roles=ROLES,
-            )
+            ),
+            directory=Directory(),
         )
         self.now_s = 0.0
         self.alive: dict[NodeName, NodeIdentity] = {}
@@ -149,6 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_count=block_count,
             max_num_seqs=sequences,
             forking=forking,
+            pulls=forking is Forking.SHARED,
         )
         self.alive[node] = joined.identity
         self.step(joined)
@@ -165,6 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 block_count=node.block_count,
                 max_num_seqs=node.max_num_seqs,
                 forking=node.forking,
+                pulls=node.pulls,
             )
         )
 
@@ -432,6 +451,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             first = self.given_back.setdefault(request.id, request.generation)
             assert request.generation == first, f"{request.id} gave its blocks back twice"
 
+    def check_pull(self, submit: Submit) -> None:
+        """Both of its nodes can, and something is left to compute."""
+        assert submit.pull is not None
+        assert submit.source is not None
+        assert submit.kind in ("prefill", "decode")
+        for name in (submit.node, submit.source):
+            assert self.core.nodes[name].pulls, f"{name} does not know what that is"
+        node = self.core.nodes[submit.node]
+        assert submit.pull.token_count % node.block_size == 0
+        assert 0 < submit.pull.token_count < len(submit.request.prompt_token_ids)
+
     def note(self, effect: Effect) -> None:
         match effect:
             case Submit():
@@ -439,6 +469,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert effect.node in self.alive, f"submit to {effect.node}, which is lost"
                 assert self.core.nodes[effect.node].takes_work, f"submit to {effect.node}, cordoned"
                 assert effect.source is None or effect.source in self.alive
+                if effect.pull is not None:
+                    self.check_pull(effect)
                 assert known.announced, "work before the client was told"
                 assert effect.generation >= known.generation
                 assert 0 < effect.deadline_s <= max(known.deadline_s, 0.1)
