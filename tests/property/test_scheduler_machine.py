@@ -86,13 +86,14 @@ def chain_of(chain: int, block_count: int) -> bytes:
 
 
 class Directory:
-    """Of every other chain decode nodes hold half and prefill nodes hold nothing; of the rest it
-    does not know."""
+    """Follows some nodes: of every other chain decode nodes hold half, prefill nodes nothing."""
 
-    def matched_blocks(self, node: NodeName, keys: bytes) -> int | None:
-        if keys[0] % 2:
-            return None
-        return len(keys) // 32 if node.startswith("decode") else 0
+    def is_known(self, node: NodeName) -> bool:
+        return node in ("prefill-0", "decode-0", "decode-1")
+
+    def matches(self, keys: bytes) -> dict[NodeName, int]:
+        held = 0 if keys[0] % 2 else len(keys) // 32
+        return dict.fromkeys(map(NodeName, ("decode-0", "decode-1")), held) if held else {}
 
 
 @dataclass

@@ -28,6 +28,7 @@ from tests.cluster.synthetic.pair import (
     settings,
     tokens_of,
 )
+from tests.waiting import until
 
 KEYS = iter(range(10**9))
 BLOCK_SIZE, BLOCK_BYTES = 16, 16 * 64
@@ -232,13 +233,13 @@ async def test_a_cancel_while_blocks_are_pulled_gives_every_block_back(who: str)
                 outputs_of(prefill, replace(turn, kind=JobKind.PREFILL, pull=pull))
             ),
         }
-        async with asyncio.timeout(WAIT_S):
-            while not (  # noqa: ASYNC110 - a pure batch, and another thread's counters
+        await until(
+            lambda: (
                 is_pulling(prefill, turn.key)
                 and is_pulling(decode, turn.key)
                 and decode.engine.counters().get("source_lanes")
-            ):
-                await asyncio.sleep(0.001)
+            )
+        )
         ended = [one for name, one in tasks.items() if who in (name, "both")]
         for task in ended:
             task.cancel()
