@@ -79,7 +79,8 @@ _MODEL = "synthetic"
 class GatewayOptions:
     """``rate_per_s`` and ``fast_rate_per_s``: tokens per stream and second.
     ``divide_cores``: the scheduler has a core for itself (see ``cores``).
-    ``memory_requests``: RSS after so many requests is compared with that after a tenth; 0: not."""
+    ``memory_requests``: RSS after so many more requests is compared with that after a tenth of
+    them; 0: not."""
 
     streams: int = 500
     rate_per_s: float = 24.0
@@ -246,13 +247,11 @@ class GatewayBench:
     def _request_loads(self, cluster: RunningCluster) -> None:
         options = self._options
         self._closed(cluster, _SHORT, requests=_WARM_REQUESTS)
-        done = _WARM_REQUESTS
         for shape, name in ((_SHORT, "1tok"), (_LONG, "2k")):
             self._say(f"1-token answers, prompts of {shape.input_tokens} tokens")
             measured = self._closed(cluster, shape, duration_s=options.requests_duration_s)
             samples = measured.load.samples
             well = int((samples.outcome == int(Outcome.OK)).sum())
-            done += samples.count
             self.document |= {
                 f"requests_per_s_{name}": round(well / max(measured.load.duration_s, 1e-9), 1),
                 f"scheduler_cpu_us_per_request_{name}": _us(measured.scheduler_cpu_s, well),
@@ -260,11 +259,13 @@ class GatewayBench:
             }
             self._note(measured, f"requests_{name}")
         if options.memory_requests:
-            self._memory(cluster, done)
+            self._memory(cluster)
 
-    def _memory(self, cluster: RunningCluster, done: int) -> None:
-        """RSS after a tenth of the requests and after all of them."""
+    def _memory(self, cluster: RunningCluster) -> None:
+        """RSS after a tenth of the requests and after all of them. Those of the loads before are
+        none of them: there may have been more than a tenth, or all."""
         found: list[int] = []
+        done = 0
         for wanted in (self._options.memory_requests // 10, self._options.memory_requests):
             if wanted > done:
                 self._say(f"memory: up to {wanted:,} requests")

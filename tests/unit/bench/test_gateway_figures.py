@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.bench.cores import CorePlan, kept_to, limited_by, move_tree, plan_cores
+from pdd.bench.gateway import GatewayBench, GatewayOptions
 from pdd.bench.gateway_expected import Oracle
 from pdd.bench.gateway_figures import added_itl, steady_tokens_per_s
 from pdd.bench.process_tree import tree_usage
@@ -174,3 +176,27 @@ def test_what_a_rate_was_limited_by_is_said(busy, reached, said):
     found = limited_by(busy, core_count=2, reached=reached, offered=100.0)
     assert found.startswith(said)
     assert bool(found) == bool(said)
+
+
+def test_memory_grows_over_requests_of_its_own_and_not_over_those_of_the_loads_before(monkeypatch):
+    """With fewer than the loads had sent already, nothing ran between the two readings."""
+    sent = []
+
+    def closed(self, cluster, shape, *, duration_s=None, requests=None):
+        sent.append(1500 if requests is None else requests)
+        samples = columns([stream(index, [0.1]) for index in range(sent[-1])])
+        load = SimpleNamespace(samples=samples, duration_s=1.0)
+        return SimpleNamespace(load=load, scheduler_cpu_s=1.0, node_cpu_s=1.0)
+
+    monkeypatch.setattr(GatewayBench, "_closed", closed)
+    monkeypatch.setattr(GatewayBench, "_note", lambda self, measured, phase: None)
+    monkeypatch.setattr(
+        "pdd.bench.gateway.tree_usage", lambda pid: SimpleNamespace(rss_bytes=2**20 * sum(sent))
+    )
+    bench = GatewayBench(
+        GatewayOptions(memory_requests=1000), say=lambda text: None, environment={}
+    )
+    bench._request_loads(SimpleNamespace(scheduler_pid=1))
+    assert sent[-2:] == [100, 900]
+    assert bench.document["rss_requests"] == 1000
+    assert bench.document["rss_mib_after_all"] - bench.document["rss_mib_after_tenth"] == 900
