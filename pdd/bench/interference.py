@@ -23,7 +23,7 @@ from typing import Any
 
 import aiohttp
 
-from pdd.bench.interference_figures import Case, Gap, Run, interference_document
+from pdd.bench.interference_figures import LONG_GAP_S, Case, Gap, Run, interference_document
 from pdd.bench.up_process import UpProcess
 from pdd.core.errors import PddError
 
@@ -191,19 +191,26 @@ class _Clients:
 
     async def _stream(self, run: Run, began_s: float) -> None:
         """One answer after another, until it is cancelled."""
-        while True:
-            last_s: float | None = None
+        last_s: float | None = None
 
-            def on_tokens(count: int, now_s: float) -> None:
-                nonlocal last_s
-                if now_s - began_s > run.duration_s:
-                    return
-                run.token_count += count
-                if last_s is not None:
-                    run.gaps.append(Gap(now_s - began_s, now_s - last_s))
-                last_s = now_s
+        def on_tokens(count: int, now_s: float) -> None:
+            nonlocal last_s
+            if now_s - began_s > run.duration_s:
+                return
+            run.token_count += count
+            if last_s is not None:
+                run.gaps.append(Gap(now_s - began_s, now_s - last_s))
+            last_s = now_s
 
-            await self._ask(_STREAM_PROMPT_TOKENS, _STREAM_TOKENS, on_tokens)
+        try:
+            while True:
+                last_s = None
+                await self._ask(_STREAM_PROMPT_TOKENS, _STREAM_TOKENS, on_tokens)
+        finally:
+            # Else a stall that outlasts the run would be no gap at all.
+            open_s = 0.0 if last_s is None else began_s + run.duration_s - last_s
+            if open_s > LONG_GAP_S:
+                run.gaps.append(Gap(run.duration_s, open_s))
 
     async def _arrive(self, run: Run, began_s: float, tokens: int) -> None:
         asked_s = time.monotonic()

@@ -2,7 +2,8 @@
 
 A *gap* is the time between two tokens of one stream, as its client saw them. p99 hides whole
 stalls, for it depends on how many tokens are decoded between two prompts; the longest gap and the
-count of gaps above 250 ms do not.
+count of gaps above 250 ms do not. A gap above 250 ms that is open at a run's end counts with its
+length so far.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,13 @@
 """The figures of a run with arriving prompts, and their medians."""
 
+import asyncio
+import random
+import time
+
+import aiohttp
 import pytest
 
-from pdd.bench.interference import InterferenceSpec
+from pdd.bench.interference import InterferenceSpec, _Clients
 from pdd.bench.interference_figures import Case, Gap, Run, interference_document
 
 
@@ -64,3 +69,26 @@ def test_the_longest_gap_of_a_case_is_the_median_of_its_runs_longest_gaps() -> N
 def test_both_clusters_get_all_cores_between_them(case: Case, expected: list[str]) -> None:
     options = " ".join(InterferenceSpec(settings=("engine.block_size=64",)).up_options(case))
     assert all(part in options for part in [*expected, "engine.block_size=64"])
+
+
+@pytest.mark.parametrize(("silence_s", "long_gaps"), [(5.0, [5.0]), (0.02, [])])
+async def test_a_stall_that_outlasts_the_run_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch, silence_s: float, long_gaps: list[float]
+) -> None:
+    began_s = time.monotonic()
+    run = Run(case=Case.COLOCATED, duration_s=10.0)
+
+    async def ask(self, prompt_tokens, output_tokens, on_tokens):
+        for at_s in (9.99 - silence_s, 10.0 - silence_s):
+            on_tokens(1, began_s + at_s)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(_Clients, "_ask", ask)
+    async with aiohttp.ClientSession() as http:
+        clients = _Clients(http, "http://nobody", random.Random(1))
+        stream = asyncio.create_task(clients._stream(run, began_s))
+        await asyncio.sleep(0)
+        stream.cancel()
+        await asyncio.wait([stream])
+    assert run.token_count == 2
+    assert [round(gap.length_s, 3) for gap in run.gaps] == [0.01, *long_gaps]
