@@ -51,7 +51,7 @@ from pdd.engine.synthetic.rules import check_job, finish_of
 from pdd.engine.synthetic.sequence import Reader, Sequence, SequencePhase
 from pdd.engine.synthetic.settings import SyntheticSettings
 from pdd.engine.synthetic.step_log import StepLog
-from pdd.engine.synthetic.transfers import SequenceTransfers, Target
+from pdd.engine.synthetic.transfers import UNREACHABLE, SequenceTransfers, Target
 from pdd.timing.roofline import work_of
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.pairing import RankConnection, RankLink
@@ -190,7 +190,7 @@ class SyntheticEngine:
     async def run(self, job: Job) -> AsyncGenerator[StepOutput, None]:
         """See ``Engine.run``."""
         if job.pull is not None and not self.transfers.reaches(job.pull.source):
-            self._counts[pull_counter("unreachable")] += 1
+            self._counts[pull_counter(UNREACHABLE)] += 1
             job = replace(job, pull=None)
         check_job(
             job,

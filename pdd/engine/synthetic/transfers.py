@@ -51,6 +51,9 @@ into its deadline and is planned anew."""
 
 _DIGEST_COUNTER = "digest_mismatches"
 
+UNREACHABLE = "unreachable"
+"""Why nothing comes from a node that was not introduced, or has left."""
+
 
 _RankKey = tuple[int, str]
 """A rank here, and the key of one of its transfers: the job's own where blocks travel whole, else
@@ -185,11 +188,20 @@ class SequenceTransfers:
 
     def open_target(self, sequence: Sequence) -> None:
         """Have the reserved blocks filled that the prefix cache did not have, and offer those that
-        it had if they are to be lent."""
+        it had if they are to be lent. From a node that has left, nothing comes."""
         job, pull = sequence.job, sequence.job.pull
         source = job.source if pull is None else pull.source
         assert source is not None, "checked when the job came"
         first_index = sequence.loads_from_index
+        if not self.reaches(source):  # it has left while the job waited its turn
+            self._targets[sequence.key] = Target(
+                sequence=sequence,
+                open=set(),
+                lent=set(),
+                first_bad_index=first_index,
+                failed_reason=UNREACHABLE,
+            )
+            return
         peers = self._source_ranks(sequence.key, source)
         target = Target(sequence=sequence, open=set(peers), lent=set())
         self._targets[sequence.key] = target

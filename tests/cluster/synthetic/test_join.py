@@ -1,5 +1,6 @@
 """What happens between nodes before the first request, and how a slow path shows."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -15,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from pdd.connector.params import JobKind
+from pdd.engine.synthetic.sequence import SequencePhase
 from pdd.transfer.pairing import pair_faults
 from pdd.transfer.settings import TransferSettings
 from tests.cluster.synthetic.pair import (
@@ -25,6 +28,7 @@ from tests.cluster.synthetic.pair import (
     local,
     make_job,
     nodes,
+    outputs_of,
     settings,
 )
 from tests.vllm.cluster import Cluster, logs, run_here, start_cluster, stop_cluster
@@ -111,6 +115,25 @@ async def test_a_node_serves_peers_of_its_own_and_of_another_cut() -> None:
             prefill.engine.drop_source(key, "the decode node is ready")
             await prefill.wait_quiet()
         assert answers[0] == answers[1]
+
+
+async def test_a_peer_of_another_cut_may_leave_while_a_job_waits_for_its_blocks() -> None:
+    one, two = (settings(tensor_parallel_size=tp, kv_head_count=2) for tp in (1, 2))
+    async with nodes(one, two, one) as (prefill, decode, alone):
+        await joined(prefill, decode)
+        job = make_job(list(range(40)), key="r1/0", ignore_eos=True)
+        decoding = asyncio.create_task(
+            outputs_of(decode, replace(job, kind=JobKind.DECODE, source=prefill.source))
+        )
+        await asyncio.sleep(0)  # it has come, and the engine has not looked at it yet
+        assert [each.phase for each in decode.engine.batch.sequences()] == [SequencePhase.WAITING]
+        decode.engine.disconnect(links_between(decode, prefill))
+        expected = [token_id for said in await local(alone, job) for token_id in said.token_ids]
+        decode.engine.first_tokens(job.key, {0: expected[0]})
+        said = [token_id for output in await decoding for token_id in output.token_ids]
+        assert said == expected[1:]
+        assert decode.ready[job.key].load_failed_reason == "unreachable"
+        await decode.wait_quiet()
 
 
 async def test_another_number_of_heads_is_refused_with_both_values() -> None:
