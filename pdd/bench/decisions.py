@@ -112,5 +112,5 @@ def _hold(machine: DirectoryMachine, identities: list[NodeIdentity], keys: bytes
         )
         for identity in identities[:2]
     ]
-    entry = entries.DirectoryEntry(leader_time_ms=0, operations=tuple(operations))
+    entry = entries.DirectoryEntry(operations=tuple(operations))
     machine.apply(1, entry.encode())

@@ -204,7 +204,7 @@ class _Load:
         """Seconds that applying took; encoding is the leader's work and not counted."""
         from pdd.directory.entries import DirectoryEntry
 
-        data = DirectoryEntry(leader_time_ms=0, operations=tuple(operations)).encode()
+        data = DirectoryEntry(operations=tuple(operations)).encode()
         self._index += 1
         began_s = time.perf_counter()
         self._machine.apply(self._index, data)

@@ -25,7 +25,7 @@ from pdd.directory.entries import (
     DirectoryEntry,
     NodeJoined,
     NodeLeft,
-    NodeOperation,
+    Operation,
     SnapshotPart,
 )
 from pdd.directory.keys import KEY_SIZE_BYTES
@@ -68,7 +68,7 @@ class DirectoryFeed:
         self._clock = clock
         self._tell: Callable[[CacheNews], None] = lambda news: None
         self._followed: dict[NodeName, _Follower] = {}
-        self._pending: list[NodeOperation] = []
+        self._pending: list[Operation] = []
         self._pending_size_bytes = 0
         self._changed = asyncio.Event()
         self._is_anyone_behind = False
@@ -194,7 +194,7 @@ class DirectoryFeed:
             self._apply()
             self._ask()
 
-    def _add(self, operation: NodeOperation) -> None:
+    def _add(self, operation: Operation) -> None:
         self._pending.append(operation)
         if isinstance(operation, BlockDelta):
             self._pending_size_bytes += len(operation.removed) + len(operation.stored)
@@ -209,8 +209,7 @@ class DirectoryFeed:
         if not self._pending:
             return
         operations, self._pending, self._pending_size_bytes = self._pending, [], 0
-        # Only sequences look at the time of an entry.
-        entry = DirectoryEntry(leader_time_ms=0, operations=tuple(operations))
+        entry = DirectoryEntry(operations=tuple(operations))
         self._entry_count += 1
         statuses = read_result(self._machine.apply(self._entry_count, entry.encode()))
         self._forget_answer()

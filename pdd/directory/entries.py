@@ -1,11 +1,10 @@
 """What the directory's log entries say, and their bytes.
 
-    entry = msgpack [version, leader_time_ms, [operation, ...]]
+    entry = msgpack [version, [operation, ...]]
     operation = [kind, field, ...]       the fields of one class below, in its order
 
 Everything is decoded before anything is applied, so an entry counts whole or not at all. Keys are
-joined 16-byte `BlockKey`s. ``leader_time_ms`` is Unix time stamped by the leader: replicas read no
-clock.
+joined 16-byte `BlockKey`s.
 """
 
 from __future__ import annotations
@@ -24,15 +23,9 @@ with a result, so a leader writes what the oldest member of the cell can read.""
 _COUNT_MAX = 2**53
 _TEXT_MAX = 512
 
-NodeLife: TypeAlias = tuple[str, int]
-"""A node's name and boot epoch."""
-
 MESSAGE_KEY_COUNT_MAX = 4096
 """Keys that one delta or part of a snapshot names: 64 KiB, and a few milliseconds to apply, in
 which a scheduler does nothing else."""
-
-RankBlocks: TypeAlias = tuple[tuple[int, ...], ...]
-"""Block ids per tensor-parallel rank."""
 
 
 class EntryError(Exception):
@@ -61,22 +54,6 @@ def _keys(value: Any) -> bytes:
     if type(value) is not bytes or len(value) % KEY_SIZE_BYTES:
         raise EntryError(f"expected whole {KEY_SIZE_BYTES}-byte keys, got {_short(value)}")
     return value
-
-
-def _life(value: Any) -> NodeLife:
-    if not isinstance(value, list) or len(value) != 2:
-        raise EntryError(f"expected [node, boot epoch], got {_short(value)}")
-    return _text(value[0]), _count(value[1])
-
-
-def _life_or_none(value: Any) -> NodeLife | None:
-    return None if value is None else _life(value)
-
-
-def _rank_blocks(value: Any) -> RankBlocks:
-    if not isinstance(value, list) or not all(isinstance(rank, list) for rank in value):
-        raise EntryError(f"expected block ids per rank, got {_short(value)}")
-    return tuple(tuple(_count(block) for block in rank) for rank in value)
 
 
 def _short(value: Any) -> str:
@@ -140,84 +117,23 @@ class SnapshotPart:
     keys: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceStarted:
-    """A request was placed. Its owner is the prefill node, or the decode node where there is none
-    (path ``local``). Said again for a known request, it is a new placement: retry or move."""
-
-    KIND: ClassVar[int] = 16
-    request_id: str
-    ticket: str
-    prefill: NodeLife | None
-    decode: NodeLife
-    rank_blocks: RankBlocks = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceGrew:
-    """More blocks on the decode node, per rank, behind those it has."""
-
-    KIND: ClassVar[int] = 17
-    request_id: str
-    ticket: str
-    rank_blocks: RankBlocks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceTakenOver:
-    """The decode node has every block and answers for the sequence from now on."""
-
-    KIND: ClassVar[int] = 18
-    request_id: str
-    ticket: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceAdvanced:
-    """All tokens below ``watermark_tokens`` (prompt and output) are final and were sent on."""
-
-    KIND: ClassVar[int] = 19
-    request_id: str
-    watermark_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceEnded:
-    """Finished, cancelled or failed: nothing is left to locate."""
-
-    KIND: ClassVar[int] = 20
-    request_id: str
-
-
-NodeOperation: TypeAlias = NodeJoined | NodeLeft | BlockDelta | SnapshotPart
-SequenceOperation: TypeAlias = (
-    SequenceStarted | SequenceGrew | SequenceTakenOver | SequenceAdvanced | SequenceEnded
-)
-Operation: TypeAlias = NodeOperation | SequenceOperation
+Operation: TypeAlias = NodeJoined | NodeLeft | BlockDelta | SnapshotPart
 
 _CHECKS: dict[int, tuple[type[Operation], tuple[Any, ...]]] = {
     NodeJoined.KIND: (NodeJoined, (_text, _text, _count, _count)),
     NodeLeft.KIND: (NodeLeft, (_text, _count)),
     BlockDelta.KIND: (BlockDelta, (_text, _count, _count, _count, _flag, _keys, _keys)),
     SnapshotPart.KIND: (SnapshotPart, (_text, _count, _count, _count, _count, _keys)),
-    SequenceStarted.KIND: (SequenceStarted, (_text, _text, _life_or_none, _life, _rank_blocks)),
-    SequenceGrew.KIND: (SequenceGrew, (_text, _text, _rank_blocks)),
-    SequenceTakenOver.KIND: (SequenceTakenOver, (_text, _text)),
-    SequenceAdvanced.KIND: (SequenceAdvanced, (_text, _count)),
-    SequenceEnded.KIND: (SequenceEnded, (_text,)),
 }
 _NAMES = {kind: made.__slots__ for kind, (made, _) in _CHECKS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryEntry:
-    leader_time_ms: int
     operations: tuple[Operation, ...]
 
     def encode(self) -> bytes:
-        packed: bytes = msgpack.packb(
-            [ENTRY_VERSION, self.leader_time_ms, [_fields_of(one) for one in self.operations]]
-        )
+        packed: bytes = msgpack.packb([ENTRY_VERSION, [_fields_of(one) for one in self.operations]])
         return packed
 
     @classmethod
@@ -234,9 +150,9 @@ class DirectoryEntry:
                 f"entry of version {entry[0]}, this pdd reads 1..{ENTRY_VERSION}: "
                 "upgrade this replica, or let the leader write the older form"
             )
-        if len(entry) != 3 or not isinstance(entry[2], list):
-            raise EntryError("a directory entry is [version, leader_time_ms, operations]")
-        return cls(leader_time_ms=_count(entry[1]), operations=tuple(map(_decode_one, entry[2])))
+        if len(entry) != 2 or not isinstance(entry[1], list):
+            raise EntryError("a directory entry is [version, operations]")
+        return cls(operations=tuple(map(_decode_one, entry[1])))
 
 
 def _fields_of(operation: Operation) -> list[Any]:

@@ -1,7 +1,7 @@
 """The block directory as a replicated state machine (`pdd.raft.machine.StateMachine`).
 
-    apply(entry)  ->  [[status, ...] per operation]     deterministic; time is in the entry
-    longest_prefixes, holders, locate                   read only; any replica may answer
+    apply(entry)  ->  [[status, ...] per operation]     deterministic
+    longest_prefixes, holders                           read only; any replica may answer
 
 Nodes count their deltas from 1 in every life. The next expected one is applied; one known already
 is a duplicate; one that comes too early is applied too, but leaves a *gap*: every delta is a plain
@@ -34,9 +34,8 @@ from pdd.directory.entries import (
     SnapshotPart,
 )
 from pdd.directory.index import BlockIndex
-from pdd.directory.keys import BlockKey, parse_key
+from pdd.directory.keys import BlockKey
 from pdd.directory.nodes import NodeRecord, SnapshotProgress
-from pdd.directory.sequences import SequenceRecord, SequenceTable
 from pdd.directory.status import Status
 from pdd.directory.table import U32, U64, as_words
 
@@ -58,33 +57,22 @@ class PrefixMatch:
     by_node: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """The answer to ``pdd block locate``: one of the two."""
-
-    sequence: SequenceRecord | None = None
-    holders: tuple[str, ...] | None = None
-
-
 class DirectoryMachine:
     """Bounds: `NODE_COUNT_MAX` nodes, ``max_key_count`` distinct blocks (further ones are not
-    recorded and counted per node), ``max_sequence_count`` sequences (`Status.FULL`)."""
+    recorded and counted per node)."""
 
     def __init__(
         self,
         *,
         max_key_count: int,
-        max_sequence_count: int = 100_000,
         has_blocks_in_snapshot: bool = True,
     ) -> None:
         self._max_key_count = max_key_count
-        self._max_sequence_count = max_sequence_count
         self._has_blocks_in_snapshot = has_blocks_in_snapshot
         self._begin()
 
     def _begin(self) -> None:
         self._index = BlockIndex(max_key_count=self._max_key_count)
-        self._sequences = SequenceTable(max_sequence_count=self._max_sequence_count)
         self._nodes: dict[str, NodeRecord] = {}
         self._by_slot: dict[int, NodeRecord] = {}
         self._batch = _Batch(self._index)
@@ -97,23 +85,19 @@ class DirectoryMachine:
             entry = DirectoryEntry.decode(data)
         except EntryError as error:
             return _result([], fault=f"entry {index}: {error}")
-        statuses = [
-            int(self._apply_one(operation, entry.leader_time_ms)) for operation in entry.operations
-        ]
+        statuses = [int(self._apply_one(operation)) for operation in entry.operations]
         key_count = self._batch.flush()
         self._index.sweep(_SWEEP_ROWS + _SWEEP_ROWS_PER_KEY * key_count)
         return _result(statuses, fault=None)
 
-    def _apply_one(self, operation: Operation, leader_time_ms: int) -> Status:
+    def _apply_one(self, operation: Operation) -> Status:
         if isinstance(operation, BlockDelta):
             return self._apply_delta(operation)
         if isinstance(operation, SnapshotPart):
             return self._apply_snapshot_part(operation)
         if isinstance(operation, NodeJoined):
             return self._join(operation)
-        if isinstance(operation, NodeLeft):
-            return self._leave(operation)
-        return self._sequences.apply(operation, leader_time_ms=leader_time_ms)
+        return self._leave(operation)
 
     def _apply_delta(self, delta: BlockDelta) -> Status:
         node = self._nodes.get(delta.node)
@@ -211,7 +195,6 @@ class DirectoryMachine:
             self._drop_snapshot(node)
         self._close(node.slot)
         del self._nodes[node.name]
-        self._sequences.end_life(node.name)
 
     def _renew_slot(self, node: NodeRecord) -> None:
         self._close(node.slot)
@@ -244,19 +227,6 @@ class DirectoryMachine:
         """The nodes that hold one block, by name, whatever they hold of its prefix."""
         slots = self._index.slots_of(as_words(key))
         return tuple(sorted(self._by_slot[slot].name for slot in slots if slot in self._by_slot))
-
-    def locate(self, what: str) -> Located | None:
-        """A request id, or a block key as 32 hexadecimal digits; None where it is neither."""
-        sequence = self._sequences.get(what)
-        if sequence is not None:
-            return Located(sequence=sequence)
-        key = parse_key(what)
-        return None if key is None else Located(holders=self.holders(key))
-
-    @property
-    def sequences(self) -> SequenceTable:
-        """To read. Only `apply` changes it."""
-        return self._sequences
 
     def nodes_wanting_snapshot(self) -> list[str]:
         """Names in order of joining. Not those whose snapshot is on its way. The driver asks each
@@ -316,7 +286,6 @@ class DirectoryMachine:
         digest = xxhash.xxh3_128()
         for name in sorted(self._nodes):
             digest.update(msgpack.packb(self._node_fields(self._nodes[name])))
-        digest.update(self._sequences.hash.to_bytes(8, "little"))
         return digest.digest()
 
     def _node_fields(self, node: NodeRecord) -> list[Any]:
@@ -348,7 +317,6 @@ class DirectoryMachine:
                 self._has_blocks_in_snapshot,
                 keys,
                 nodes,
-                self._sequences.export(),
             ]
         )
         return packed
@@ -376,13 +344,12 @@ class DirectoryMachine:
             )
         fresh = DirectoryMachine(
             max_key_count=self._max_key_count,
-            max_sequence_count=self._max_sequence_count,
             has_blocks_in_snapshot=has_blocks,
         )
         fresh._load(*fields[2:])
         self.__dict__.update(fresh.__dict__)
 
-    def _load(self, keys: bytes, nodes: list[Any], sequences: list[Any]) -> None:
+    def _load(self, keys: bytes, nodes: list[Any]) -> None:
         words = as_words(keys)
         for (name, uuid, boot_epoch, block_count, next_sequence, has_gap, header), *held in nodes:
             node = NodeRecord(
@@ -406,7 +373,6 @@ class DirectoryMachine:
                     slot=self._index.open_slot(),
                 )
                 self._load_slot(node.snapshot.slot, words, held[1])
-        self._sequences.load(sequences)
 
     def _load_slot(self, slot: int, words: U64, positions: bytes) -> None:
         where = np.frombuffer(positions, dtype=np.uint32)

@@ -9,7 +9,7 @@ class Status(IntEnum):
     APPLIED = 0
     DUPLICATE = 1  # known already; nothing changed
     GAP = 2  # applied, but something before it is missing: ask the node for a snapshot
-    STALE = 3  # of a former life or ticket; nothing changed
-    UNKNOWN = 4  # names a node or request that is not here: a node must join first
+    STALE = 3  # of a former life; nothing changed
+    UNKNOWN = 4  # names a node that is not here: a node must join first
     FULL = 5  # a bound is reached; nothing changed
     SNAPSHOT_DROPPED = 6  # parts out of order: ask for a new snapshot

@@ -17,9 +17,6 @@ from pdd.directory.entries import (
     NodeJoined,
     NodeLeft,
     Operation,
-    SequenceEnded,
-    SequenceStarted,
-    SequenceTakenOver,
     SnapshotPart,
 )
 from pdd.directory.keys import ChainScope, block_keys
@@ -30,7 +27,7 @@ SEEDS = (1, 2, 3)
 
 
 def history(seed: int) -> list[bytes]:
-    """Entries of a small cell: real chains, restarts, gaps, snapshots, sequences, faults."""
+    """Entries of a small cell: real chains, restarts, gaps, snapshots, faults."""
     rng = random.Random(seed)
     scope = ChainScope(block_size_tokens=2, model="m", kv_layout="l")
     chains = [
@@ -48,17 +45,13 @@ def history(seed: int) -> list[bytes]:
             return NodeJoined(node=node, uuid=node, boot_epoch=epoch + 1, block_count=100)
         if draw < 0.06:
             return NodeLeft(node=node, boot_epoch=epoch)
-        if draw < 0.1:
-            request = f"r-{rng.randrange(9)}"
-            ticket = f"t-{rng.randrange(99)}"
-            return rng.choice(
-                [
-                    SequenceStarted(
-                        request_id=request, ticket=ticket, prefill=(node, epoch), decode=(node, 1)
-                    ),
-                    SequenceTakenOver(request_id=request, ticket=ticket),
-                    SequenceEnded(request_id=request),
-                ]
+        if draw < 0.1:  # late word of a former life
+            return BlockDelta(
+                node=node,
+                boot_epoch=epoch - 1,
+                first_sequence=sequence,
+                last_sequence=sequence,
+                stored=rng.choice(chains),
             )
         if draw < 0.15:
             return SnapshotPart(
@@ -83,13 +76,12 @@ def history(seed: int) -> list[bytes]:
 
     entries = [
         DirectoryEntry(
-            leader_time_ms=index,
             operations=tuple(operation() for _ in range(rng.randrange(1, 20))),
         ).encode()
-        for index in range(150)
+        for _ in range(150)
     ]
     joins = tuple(NodeJoined(node=node, uuid=node, boot_epoch=1, block_count=100) for node in nodes)
-    return [DirectoryEntry(leader_time_ms=0, operations=joins).encode(), *entries, b"\xc1"]
+    return [DirectoryEntry(operations=joins).encode(), *entries, b"\xc1"]
 
 
 def trace(seed: int) -> str:
@@ -146,17 +138,17 @@ anything = st.recursive(
 
 @given(
     st.binary(max_size=60)
-    | st.builds(lambda value: msgpack.packb([1, 0, value]), anything)
+    | st.builds(lambda value: msgpack.packb([1, value]), anything)
     | st.builds(
-        lambda kind, rest: msgpack.packb([1, 0, [[kind, *rest]]]),
-        st.integers(0, 21),
+        lambda kind, rest: msgpack.packb([1, [[kind, *rest]]]),
+        st.integers(0, 5),
         st.lists(anything, max_size=8),
     )
 )
 def test_no_bytes_make_apply_raise(data: bytes) -> None:
     machine = DirectoryMachine(max_key_count=50)
     join = NodeJoined(node="", uuid="", boot_epoch=0, block_count=9)
-    machine.apply(1, DirectoryEntry(leader_time_ms=0, operations=(join,)).encode())
+    machine.apply(1, DirectoryEntry(operations=(join,)).encode())
     statuses, fault = msgpack.unpackb(machine.apply(2, data))
     assert isinstance(statuses, list)
     assert fault is None or fault.startswith("entry 2: ")

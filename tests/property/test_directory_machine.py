@@ -53,7 +53,7 @@ class DirectoryHistory(RuleBasedStateMachine):
 
     def apply(self, *operations: Operation) -> list[Status]:
         self.index += 1
-        data = DirectoryEntry(leader_time_ms=self.index, operations=operations).encode()
+        data = DirectoryEntry(operations=operations).encode()
         results = [replica.apply(self.index, data) for replica in self.replicas]
         assert len(set(results)) == 1
         return read_result(results[0])

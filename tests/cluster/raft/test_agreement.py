@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdd.cell.operations import Cordoned, Status, Uncordoned
+from pdd.cell.sequences import SequenceHeld
 from pdd.config.sections import Config, NodeSection
 from pdd.core.identity import Role
 from pdd.daemon import replica_child, replicated_agreement
@@ -25,7 +26,6 @@ from pdd.daemon.replica_child import (
 )
 from pdd.daemon.replica_plan import log_folder, replica_plan
 from pdd.daemon.replicated_agreement import ReplicatedAgreement
-from pdd.directory.entries import BlockDelta
 from pdd.replication.segment import segment_name
 from tests.waiting import until
 
@@ -179,15 +179,19 @@ async def test_a_replica_whose_disk_is_full_is_started_again_and_nothing_false_i
 
 async def test_soft_operations_do_not_keep_a_hard_one_from_being_done(tmp_path: Path) -> None:
     async with agreement(config_in(tmp_path)) as one:
-        for sequence in range(1, 400):
-            delta = BlockDelta(
-                node="decode-0",
-                boot_epoch=1,
-                first_sequence=sequence,
-                last_sequence=sequence,
-                stored=os.urandom(16_000),
+        for number in range(4000):
+            one.say_soft(
+                SequenceHeld(
+                    request_id=f"r-{number}",
+                    holder="scheduler-0",
+                    tenant="acme",
+                    key=os.urandom(16),
+                    generation=0,
+                    prefill="prefill-0",
+                    decode="decode-0",
+                    at_ms=1,
+                )
             )
-            assert one.say_soft(delta, size_bytes=16_100)
         assert await say(one, cordoned("decode-0")) is Status.APPLIED
 
 

@@ -9,19 +9,17 @@ from pdd.directory.entries import (
     NodeJoined,
     NodeLeft,
     Operation,
-    SequenceStarted,
     SnapshotPart,
 )
 from pdd.directory.keys import BlockKey
 from pdd.directory.machine import DirectoryMachine, read_result
-from pdd.directory.sequences import Owner
 from pdd.directory.status import Status
 
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(1, 41)]
 
 
 def apply(machine: DirectoryMachine, *operations: Operation) -> list[Status]:
-    entry = DirectoryEntry(leader_time_ms=0, operations=operations)
+    entry = DirectoryEntry(operations=operations)
     return read_result(machine.apply(1, entry.encode()))
 
 
@@ -191,12 +189,9 @@ def test_an_entry_that_cannot_be_read_changes_nothing_and_says_why() -> None:
     assert machine.state_hash() == before
 
 
-def test_a_snapshot_amid_a_node_snapshot_and_with_sequences_carries_on_alike() -> None:
+def test_a_snapshot_amid_a_node_snapshot_carries_on_alike() -> None:
     machine = make_machine()
-    started = SequenceStarted(
-        request_id="r", ticket="t", prefill=("a", 1), decode=("b", 1), rank_blocks=((1,), (2,))
-    )
-    apply(machine, stored("a", 1, KEYS[:9]), part("b", 0, 2, KEYS[:4], as_of=3), started)
+    apply(machine, stored("a", 1, KEYS[:9]), part("b", 0, 2, KEYS[:4], as_of=3))
     copy = DirectoryMachine(max_key_count=1000)
     copy.restore(machine.snapshot())
     for one in (machine, copy):
@@ -204,7 +199,6 @@ def test_a_snapshot_amid_a_node_snapshot_and_with_sequences_carries_on_alike() -
         assert prefixes(one, KEYS) == {"a": 9, "b": 6}
     assert copy.state_hash() == machine.state_hash()
     assert copy.snapshot() == machine.snapshot()
-    assert copy.locate("r") == machine.locate("r")
 
 
 def test_a_replica_restored_without_blocks_wants_them_again_and_hashes_alike() -> None:
@@ -228,31 +222,7 @@ def test_snapshots_of_another_kind_or_version_are_refused_and_change_nothing() -
     with pytest.raises(EntryError, match="has_blocks_in_snapshot=False, this replica has True"):
         machine.restore(make_machine(has_blocks_in_snapshot=False).snapshot())
     with pytest.raises(EntryError, match="version 9, this pdd reads 1"):
-        machine.restore(b"\x95\x09\xc3\xc4\x00\x90\x90")
+        machine.restore(b"\x94\x09\xc3\xc4\x00\x90")
     with pytest.raises(EntryError, match="no directory snapshot"):
         machine.restore(b"\xc1")
     assert machine.state_hash() == before
-
-
-def test_locate_answers_for_a_request_and_for_a_block() -> None:
-    machine = make_machine()
-    started = SequenceStarted(request_id="r", ticket="t", prefill=None, decode=("b", 1))
-    apply(machine, stored("a", 1, KEYS[:2]), stored("b", 1, KEYS[1:2]), started)
-    found = machine.locate("r")
-    assert found is not None
-    assert found.sequence is not None
-    assert (found.sequence.decode, found.sequence.owner) == (("b", 1), Owner.DECODE)
-    block = machine.locate(KEYS[1].hex())
-    assert block is not None
-    assert block.holders == ("a", "b")
-    assert machine.locate("nobody") is None
-
-
-def test_a_restart_leaves_the_nodes_sequences_without_owner() -> None:
-    machine = make_machine()
-    apply(
-        machine,
-        SequenceStarted(request_id="r", ticket="t", prefill=None, decode=("b", 1)),
-        joined("b", epoch=2),
-    )
-    assert [record.request_id for record in machine.sequences.without_owner()] == ["r"]
