@@ -35,8 +35,8 @@ class Followed(Protocol):
         ...
 
     def listen(self, sink: Sink, *, cuts: Sequence[int]) -> None:
-        """Tell it all, then what is new; no frame spans one of the ``cuts``, one for each choice or
-        none. Raises PddError."""
+        """Tell it all, in the frames that it came in, then what is new; no frame spans one of the
+        ``cuts``, one for each choice or none. Raises PddError."""
         ...
 
     def leave(self, sink: Sink) -> None:

@@ -193,7 +193,7 @@ class OwnRun:
 
     def listen(self, sink: Sink, *, cuts: Sequence[int]) -> None:
         """See ``Followed``."""
-        self._run.listen(sink, cuts=cuts)
+        self._run.listen(sink, cuts=cuts, as_it_came=True)
 
     def leave(self, sink: Sink) -> None:
         """See ``Followed``."""

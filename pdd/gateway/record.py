@@ -6,6 +6,7 @@ for a token's index and 4 for its text's, and what the token and its text need.
 
 from array import array
 from bisect import bisect_left
+from itertools import pairwise
 
 from pdd.core.frames import Finish, Frame, TokenLogprobs
 from pdd.core.identity import RequestId
@@ -88,6 +89,16 @@ class Record:
         return [
             self._frame(first, end) for first, end in ((0, middle), (middle, last)) if first != end
         ]
+
+    def frames(self, cut: int, *, newest_count: int) -> list[Frame]:
+        """All of it as it came, so that who keeps it can cut it wherever this record can.
+
+        Of more than ``newest_count`` frames the oldest are one, or two that part at ``cut``.
+        """
+        last = len(self._token_ends) - 1
+        middle = min(bisect_left(self._token_ends, cut), last)
+        ends = sorted({0, middle, *range(max(0, last - newest_count), last + 1)})
+        return [self._frame(first, end) for first, end in pairwise(ends)]
 
     def _frame(self, first: int, last: int) -> Frame:
         """What came between two ends."""

@@ -24,6 +24,10 @@ from pdd.gateway.event_ids import check_told
 from pdd.gateway.job import Job
 from pdd.gateway.record import Record
 
+FRAMES_MAX = 8192
+"""That a sink that tells others is told one by one: fewer than an outbox holds. At the bound the
+oldest are told as one; a client that has seen only some of those is told to name another event."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunName:
@@ -127,11 +131,12 @@ class Run:
             self._waiting_count -= 1
             self._linger_if_alone()
 
-    def listen(self, sink: Sink, *, cuts: Sequence[int] = ()) -> None:
+    def listen(self, sink: Sink, *, cuts: Sequence[int] = (), as_it_came: bool = False) -> None:
         """Tell a sink all that was said, then what will be.
 
         ``cuts``: of each choice, a token index at which the sink wants one frame to end and the
-        next one to begin; empty for none.
+        next one to begin; empty for none. ``as_it_came``: in the frames that it came in, for a
+        sink that tells others, who have other cuts.
 
         Raises:
             InvalidRequest: a cut is behind all that was ever said. (A run that was taken over may
@@ -144,8 +149,10 @@ class Run:
         self._listeners[sink] = None
         if self._plan is not None:
             sink.planned(self._plan)
+        newest = FRAMES_MAX // len(self._records)
         for record, cut in zip(self._records, chain(cuts, repeat(0)), strict=False):
-            for frame in record.parts(cut):
+            parts = record.frames(cut, newest_count=newest) if as_it_came else record.parts(cut)
+            for frame in parts:
                 if sink in self._listeners:
                     sink.tokens(frame)
         if sink not in self._listeners:

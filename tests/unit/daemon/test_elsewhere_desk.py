@@ -22,10 +22,12 @@ from pdd.gateway.run import RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.takeover import resume_key, with_note
 from pdd.rpc.v1 import runs_pb2_grpc
-from tests.sinks import Collected
+from tests.sinks import Collected, Delta
 from tests.unit.cell.samples import ended, held
-from tests.unit.gateway.builders import make_job
+from tests.unit.gateway.builders import PLAN, make_job
+from tests.unit.gateway.builders import ended as ended_well
 from tests.unit.gateway.test_elsewhere import Started, text_of
+from tests.waiting import until
 
 NAME = RunName(path="/v1/completions", tenant="default", key="k", digest=b"d" * 16)
 R1 = RequestId("r-test")
@@ -175,6 +177,33 @@ async def test_a_holder_that_the_leader_has_not_heard_of_for_long_loses_its_keys
         a.group.silent["b"] = elsewhere_desk.LOST_AFTER_S + 1
         await a.ask(RequestId("r-a"))
         assert len(a.inference.requests) == 1
+
+
+async def test_clients_that_have_seen_unlike_parts_of_it_all_go_on_at_another_scheduler() -> None:
+    async with sides() as (has, shows):
+        await has.ask()
+        run = has.runs.find(R1, tenant="default")
+        run.planned(PLAN)
+        for index, text in enumerate("abcd"):
+            run.token(R1, index, index, index, text)
+        run.ended(ended_well(completion_tokens=4))
+        first = await shows.ask()
+        later, positions = [], (3, 1, 2)
+        for position in positions:  # before anything has come from the other scheduler
+            sink = Collected()
+            shows.runs.find(R1, tenant="default").listen(sink, cuts=(position,))
+            later.append(sink)
+        await until(lambda: all(sink.over for sink in (first, *later)))
+        for position, sink in zip(positions, later, strict=True):
+            frames = [event.frame for event in sink.events if isinstance(event, Delta)]
+            assert "".join(one.text for one in frames) == "abcd"
+            assert position in [one.first_token_index for one in frames]
+        again = Collected()
+        shows.runs.find(R1, tenant="default").listen(again, cuts=(2,))
+        assert [event.frame.text for event in again.events if isinstance(event, Delta)] == [
+            "ab",
+            "cd",
+        ]
 
 
 async def test_a_stream_is_found_by_its_row_and_its_end_is_told_by_any() -> None:
