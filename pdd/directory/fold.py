@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from pdd.directory.entries import BlockDelta
-from pdd.directory.keys import split_keys
 
 
 @dataclass(slots=True)
@@ -58,29 +57,3 @@ class Fold:
             else b"".join(key for key, is_held in self._held.items() if not is_held),
             stored=b"".join(key for key, is_held in self._held.items() if is_held),
         )
-
-
-def merge(first: BlockDelta, second: BlockDelta) -> BlockDelta:
-    """Two deltas of one life, the second right after the first, as one: for batching.
-
-    Raises:
-        ValueError: they do not follow each other.
-    """
-    same_life = (first.node, first.boot_epoch) == (second.node, second.boot_epoch)
-    if not same_life or second.first_sequence != first.last_sequence + 1:
-        raise ValueError(
-            f"delta {second.first_sequence} of {second.node} boot {second.boot_epoch} does not "
-            f"follow {first.last_sequence} of {first.node} boot {first.boot_epoch}"
-        )
-    fold = Fold()
-    for delta in (first, second):
-        if delta.is_cleared:
-            fold.clear()
-        fold.remove(split_keys(delta.removed))
-        fold.store(split_keys(delta.stored))
-    return fold.delta(
-        node=first.node,
-        boot_epoch=first.boot_epoch,
-        first_sequence=first.first_sequence,
-        last_sequence=second.last_sequence,
-    )

@@ -47,14 +47,6 @@ class BlockIndex:
     def key_count(self) -> int:
         return self._table.key_count
 
-    @property
-    def max_key_count(self) -> int:
-        return self._table.max_key_count
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._table.memory_bytes + self._sets.memory_bytes + SLOT_LIMIT * (8 + 8 + 8 + 1)
-
     def open_slot(self) -> int:
         """A slot that holds nothing."""
         if not self._free_slots and self._slot_end == SLOT_LIMIT:

@@ -275,10 +275,6 @@ class DirectoryMachine:
         """Distinct keys with a record, those not yet tidied away included."""
         return self._index.key_count
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._index.memory_bytes
-
     # --- replication -------------------------------------------------------------------------
 
     def state_hash(self) -> bytes:

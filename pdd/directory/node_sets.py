@@ -48,12 +48,6 @@ class NodeSets:
     def interned_count(self) -> int:
         return len(self._ids)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Estimated: a tuple (40 + 8 per member), its dict entry and its list place."""
-        members = sum(map(len, self._ids))
-        return len(self._ids) * (40 + 110) + members * 8 + self._uses.nbytes
-
     def members(self, word: int) -> tuple[int, ...]:
         """The slots in a word, ascending, closed ones included."""
         if word >= _WIDE:

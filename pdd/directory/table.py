@@ -122,18 +122,6 @@ class KeyTable:
     def key_count(self) -> int:
         return self.row_end - self._free_count
 
-    @property
-    def memory_bytes(self) -> int:
-        """What was touched: rows ever used and buckets in use. Spilled keys are estimated."""
-        spilled = sum(len(rows) for rows in self._spill.values())
-        return (
-            self.row_end * 24
-            + self._bucket_count * (_BUCKET_WORDS * 4 + 1)
-            + 2 * self._round_size * 8
-            + self._free_count * 4
-            + spilled * 200
-        )
-
     def _bucket_of(self, numbers: U64) -> Index:
         return self._homes.take((numbers & self._double_mask).view(np.int64))
 

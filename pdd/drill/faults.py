@@ -20,8 +20,6 @@ class Fault(StrEnum):
 
 
 CHANGES_LEADER = frozenset(Fault) - {Fault.KILL_FOLLOWER}
-KEEPS_CONNECTIONS = frozenset({Fault.STOP_LEADER, Fault.FREEZE_LEADER, Fault.CUT_OFF_LEADER})
-"""Clients of the one that is struck stay with it, and wait if it gives nothing."""
 FREEZE_S = 12.0
 """Above the 10 s after which a node gives up a scheduler that says nothing."""
 

@@ -53,10 +53,6 @@ class Tokenizer(Protocol):
         """The text of token ids, special tokens included."""
         ...
 
-    def decode_one(self, token_id: int) -> str:
-        """One token decoded alone; half a character becomes U+FFFD."""
-        ...
-
 
 class PooledTokenizer(ABC):
     """A tokenizer in threads of its own.
@@ -84,9 +80,6 @@ class PooledTokenizer(ABC):
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         return await self._run(lambda: self.decode_now(token_ids))
-
-    def decode_one(self, token_id: int) -> str:
-        return self.decode_now([token_id])
 
     def close(self) -> None:
         """Stop the threads; calls that wait are cancelled."""

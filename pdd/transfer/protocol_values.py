@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdd.transfer.values import PeerId, TransferEvent
-from pdd.wire.control import Again, Cancel, ControlMessage, Grant, Probe, Receipt, Refusal
+from pdd.wire.control import Again, Cancel, ControlMessage, Grant, Receipt
 from pdd.wire.record import Record
 
 
@@ -129,7 +129,6 @@ TargetEvent = (
     | Ticked
 )
 FOR_SOURCE = (Grant, Again, Receipt, Cancel)
-FOR_TARGET = (Refusal, Probe)
 
 
 # ------------------------------------------------------------------------------------ effects

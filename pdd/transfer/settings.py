@@ -50,7 +50,6 @@ class TransferSettings:
     ``quiesce_timeout_s``: how long messages on their way may take to land after the end of a
         transfer; then the endpoint is closed.
     ``drain_timeout_s``: as above, for what can touch staging buffers only.
-    ``keepalive_s``: UCX's interval for noticing dead peers (see ``environment``).
     """
 
     digest: bool = True
@@ -69,5 +68,4 @@ class TransferSettings:
     resume_grace_s: float = 3.0
     quiesce_timeout_s: float = 2.0
     drain_timeout_s: float = 10.0
-    keepalive_s: float = 3.0
     faults: TransferFaults = field(default_factory=TransferFaults)

@@ -37,9 +37,6 @@ class PlainTokenizer:
     async def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    def decode_one(self, token_id: int) -> str:
-        return chr(token_id)
-
 
 DOOR = Door(model=MODEL, tokenizer=PlainTokenizer(), seed_source=lambda: 1)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pdd.directory.entries import MESSAGE_KEY_COUNT_MAX, BlockDelta
-from pdd.directory.fold import merge
+from pdd.directory.entries import MESSAGE_KEY_COUNT_MAX
 from pdd.directory.keys import ChainScope, block_keys, split_keys
 from pdd.directory.mirror import NodeMirror
 
@@ -116,27 +115,3 @@ def test_more_blocks_than_the_pool_has_cannot_be_repaired() -> None:
 def test_token_ids_that_do_not_fit_the_blocks_are_refused_with_both_counts() -> None:
     with pytest.raises(ValueError, match="2 stored blocks of 2 tokens came with 3 token ids"):
         make_mirror().stored(["a", "b"], parent=None, token_ids=[1, 2, 3], scope=SCOPE)
-
-
-def delta(first: int, *, stored: bytes = b"", removed: bytes = b"", node: str = "n") -> BlockDelta:
-    return BlockDelta(
-        node=node,
-        boot_epoch=1,
-        first_sequence=first,
-        last_sequence=first,
-        stored=stored,
-        removed=removed,
-    )
-
-
-def test_merged_deltas_say_what_both_said_in_turn() -> None:
-    one, two = chain(2)
-    merged = merge(delta(4, stored=one + two), delta(5, removed=one))
-    assert (merged.first_sequence, merged.last_sequence) == (4, 5)
-    assert (merged.stored, merged.removed) == (two, one)
-
-
-@pytest.mark.parametrize("second", [delta(4), delta(6), delta(5, node="other")])
-def test_deltas_that_do_not_follow_each_other_are_not_merged(second: BlockDelta) -> None:
-    with pytest.raises(ValueError, match="does not follow 4 of n boot 1"):
-        merge(delta(4), second)
