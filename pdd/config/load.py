@@ -1,8 +1,8 @@
 """Load a configuration: file < environment < flags, all faults at once, each with its origin.
 
 A fault is one line: ``ORIGIN: section.key: what is wrong (got VALUE)``. The origin is a file, a
-``$VARIABLE`` or a flag. A key that two sources set wrongly is two faults, because both have to
-be mended.
+``$VARIABLE`` or a flag; ``--set section.key`` does not name the key twice. A key that two sources
+set wrongly is two faults, because both have to be mended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,15 @@ from pydantic_core import PydanticUndefined
 from pdd.config.relations import broken_relations
 from pdd.config.schema import faults_of, fields_of, sections, split_name
 from pdd.config.sections import Config, TransferTransport
-from pdd.config.sources import Flag, Setting, Source, read_environment, read_file, read_flags
+from pdd.config.sources import (
+    Flag,
+    Setting,
+    Source,
+    fault_line,
+    read_environment,
+    read_file,
+    read_flags,
+)
 from pdd.config.tls_files import broken_files
 from pdd.core.errors import ConfigError
 from pdd.core.identity import Role
@@ -65,7 +73,7 @@ def load_config(
 
     faulty = [s for s in settings if faults_of(s.section, s.key, s.value)]
     faults += [
-        f"{setting.origin}: {setting.name}: {sentence}"
+        fault_line(setting.origin, f"{setting.name}: {sentence}")
         for setting in faulty
         for sentence in faults_of(setting.section, setting.key, setting.value)
     ]
@@ -90,7 +98,7 @@ def load_config(
     for broken in (*broken_relations(config), *broken_files(config)):
         if not faulty_names.intersection(broken.keys):
             origins = [merged[key].origin for key in broken.keys if key in merged]
-            faults.append(f"{origins[-1] if origins else DEFAULT_ORIGIN}: {broken.message}")
+            faults.append(fault_line(origins[-1] if origins else DEFAULT_ORIGIN, broken.message))
     if faults:
         raise ConfigError("\n".join(faults))
     return Loaded(config=config, origins={name: s.origin for name, s in merged.items()})

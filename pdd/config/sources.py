@@ -46,6 +46,11 @@ class Source:
     faults: list[str]
 
 
+def fault_line(origin: str, message: str) -> str:
+    """``ORIGIN: MESSAGE``; a message does not begin with the key that ``--set`` has just named."""
+    return f"{origin}: {message.removeprefix(origin.removeprefix('--set ') + ': ')}"
+
+
 def parse_set(text: str) -> Flag:
     """Read the argument of ``--set section.key=value``.
 
@@ -129,7 +134,7 @@ def _add_text(source: Source, name: str, text: str, *, origin: str) -> None:
     try:
         value = from_text(section, key, text) if key in fields_of(section) else text
     except ValueError as error:
-        source.faults.append(f"{origin}: {name}: {error}")
+        source.faults.append(fault_line(origin, f"{name}: {error}"))
         return
     _add(source, section, key, value, origin=origin)
 

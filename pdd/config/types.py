@@ -5,10 +5,17 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+)
 
 from pdd.tls.loopback import is_loopback
 
+_NODE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*))*")
 
 
@@ -70,6 +77,15 @@ def _to_optional_address(value: Any) -> HostPort | None:
     return None if value is None or value == "" else _to_host_port(value)
 
 
+def _checked_node_name(name: str) -> str:
+    if not _NODE_NAME.fullmatch(name):
+        raise ValueError(
+            "a name is 1 to 63 lower-case letters, digits and dashes, and begins with no dash, for "
+            "example decode-0"
+        )
+    return name
+
+
 def _to_host(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("a host is a string, for example '10.0.0.7'")  # noqa: TRY004 -- pydantic wants it
@@ -115,5 +131,5 @@ PeerAddress = Annotated[HostPort, PlainValidator(_to_peer_address), PlainSeriali
 GpuId = Annotated[str, BeforeValidator(_to_text), StringConstraints(min_length=1, max_length=64)]
 """Index or UUID, as in CUDA_VISIBLE_DEVICES."""
 
-NodeNameText = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+NodeNameText = Annotated[str, AfterValidator(_checked_node_name)]
 """Lower-case letters, digits and dashes: it stands in file names, metrics and unit names."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pdd.config.load import Loaded, load_config
 from pdd.config.schema import fields_of, split_name
-from pdd.config.sources import Flag, Setting, read_environment, read_flags
+from pdd.config.sources import Flag, Setting, fault_line, read_environment, read_flags
 from pdd.config.toml_text import to_toml
 from pdd.core.errors import ConfigError
 from pdd.core.identity import Role
@@ -146,7 +146,9 @@ def _presets(options: UpOptions, *, name: str, role: Role) -> dict[str, object]:
 
 def _refuse_owned_keys(flags: Sequence[Flag], environment: Mapping[str, str]) -> None:
     settings = read_environment(environment).settings + read_flags(flags).settings
-    faults = [f"{s.origin}: {s.name}: {_OWNED[s.name]}" for s in settings if s.name in _OWNED]
+    faults = [
+        fault_line(s.origin, f"{s.name}: {_OWNED[s.name]}") for s in settings if s.name in _OWNED
+    ]
     if faults:
         raise ConfigError("\n".join(faults))
 

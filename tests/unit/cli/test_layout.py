@@ -116,7 +116,7 @@ def test_keys_that_up_sets_itself_are_refused_with_what_to_use_instead():
         plan(sets=["http.listen=127.0.0.1:1"], environment={"PDD_NODE__STATE_DIR": "/x"})
     assert str(caught.value).splitlines() == [
         "$PDD_NODE__STATE_DIR: node.state_dir: use --state-dir",
-        "--set http.listen: http.listen: use --http-port",
+        "--set http.listen: use --http-port",
     ]
 
 
