@@ -24,7 +24,10 @@ async def find_model(target: Target) -> str:
     """
     exchange = await _exchange(target, target.request_head("GET", "/v1/models") + b"0\r\n\r\n")
     if exchange.fault:
-        raise NodeUnavailable(f"{target.url}: {exchange.fault}: {exchange.detail}")
+        raise NodeUnavailable(
+            f"{target.url}: {exchange.fault}: {exchange.detail}; start a server ('pdd up') or name "
+            "another with --url"
+        )
     document = exchange.document()
     try:
         return str(document["data"][0]["id"])

@@ -103,7 +103,9 @@ def transfer(
         known = {case.name for case in chosen}
         unknown = sorted(set(cases) - known)
         if unknown:
-            raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(sorted(known))}")
+            raise click.BadParameter(
+                f"{unknown[0]!r} is none of {', '.join(sorted(known))}", param_hint="--case"
+            )
         chosen = [case for case in chosen if case.name in cases]
     lanes = ["tcp", "shm"] if transport == "auto" else [transport]
     ceiling = perftest()

@@ -46,7 +46,9 @@ def chat(
         raise click.UsageError("the prompt is empty; give PROMPT, or write it to stdin.")
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            raise click.UsageError(f"--url {url} is not a URL.")
+            raise click.UsageError(
+                f"--url {url} is not a URL; write http://HOST:PORT or https://HOST:PORT."
+            )
     if not urls:
         from pdd.cli.local import running_cluster
 

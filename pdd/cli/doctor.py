@@ -7,6 +7,7 @@ import click
 
 from pdd.cli.options import output_option, resolve_state_dir, set_option, state_dir_option
 from pdd.cli.output import print_json
+from pdd.cli.scheduler import check_address
 from pdd.cli.tls import client_security, tls_options
 
 
@@ -17,7 +18,9 @@ from pdd.cli.tls import client_security, tls_options
     type=click.Path(dir_okay=False, path_type=Path),
     help="Check what this node's file asks for. Without it: the defaults of a node.",
 )
-@click.option("--scheduler", metavar="HOST:PORT", help="Whose nodes to look at.")
+@click.option(
+    "--scheduler", metavar="HOST:PORT", callback=check_address, help="Whose nodes to look at."
+)
 @state_dir_option
 @tls_options
 @set_option

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complain(text: str) -> None:
     """One fault per line, each marked as an error; what is indented belongs to the line before."""
     for line in text.splitlines():
-        is_continued = line.startswith((" ", "Try "))
+        is_continued = line.startswith((" ", "\t", "Try "))
         click.echo(line if is_continued else f"error: {line}", err=True)
 
 

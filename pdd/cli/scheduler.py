@@ -15,8 +15,27 @@ if TYPE_CHECKING:
     from pdd.daemon.cluster_admin import ClusterAdmin
     from pdd.tls.security import Security
 
+
+def check_address(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Callback of an option HOST:PORT. Raises BadParameter: it is not written so."""
+    del context, parameter
+    if value is not None:
+        from pdd.config.types import HostPort
+
+        try:
+            HostPort.parse(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{error} (got {value!r})") from error
+    return value
+
+
 scheduler_option = click.option(
-    "--scheduler", metavar="HOST:PORT", help="gRPC address of a scheduler."
+    "--scheduler",
+    metavar="HOST:PORT",
+    callback=check_address,
+    help="gRPC address of a scheduler.",
 )
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pdd.core.errors import NodeUnavailable, PddError
+from pdd.daemon.unreached import reason_with_advice
 
 if TYPE_CHECKING:
     from pdd.rpc.v1 import cluster_pb2
@@ -127,7 +128,7 @@ class ClusterAdmin:
             raise NodeUnavailable(
                 f"scheduler at {self._scheduler}"
                 + (f" did not answer within {timeout_s:g} s" if is_late else "")
-                + f": {error.code().name}: {error.details()}"
+                + f": {error.code().name}: {reason_with_advice(error.details())}"
             ) from error
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pdd.core.errors import NodeUnavailable
+from pdd.daemon.unreached import reason_with_advice
 
 if TYPE_CHECKING:
     from pdd.rpc.v1 import cluster_pb2
@@ -87,7 +88,7 @@ def list_nodes(
         except grpc.RpcError as error:
             raise NodeUnavailable(
                 f"scheduler at {scheduler} did not list its nodes within {timeout_s:g} s: "
-                f"{error.code().name}: {error.details()}"
+                f"{error.code().name}: {reason_with_advice(error.details())}"
             ) from error
     return [
         NodeRow(

@@ -68,12 +68,12 @@ def test_help_names_every_command_but_the_hidden_one(run):
         ),
         (
             ["up", "--set", "node.name=x", "--http-port", "0"],
-            "error: --set node.name: node.name: pdd up names the nodes\n",
+            "error: --set node.name: pdd up names the nodes\n",
         ),
         (
             ["up", "--set", "engine.max_num_seqs=no", "--http-port", "0"],
-            "error: --set engine.max_num_seqs: engine.max_num_seqs: Input should be a valid "
-            "integer, unable to parse string as an integer (got 'no')\n",
+            "error: --set engine.max_num_seqs: Input should be a valid integer, unable to parse "
+            "string as an integer (got 'no')\n",
         ),
         (
             ["up", "--max-model-len=-1", "--http-port", "0"],
@@ -94,6 +94,21 @@ def test_help_names_every_command_but_the_hidden_one(run):
             "error: /nonexistent.toml: No such file or directory\n",
         ),
         (["config", "check"], "error: Missing argument 'FILE'.\nTry 'pdd config check --help'.\n"),
+        (
+            ["why", "x", "--scheduler", "nowhere"],
+            "error: Invalid value for '--scheduler': an address is written host:port, for example "
+            "127.0.0.1:7070 (got 'nowhere')\nTry 'pdd why --help'.\n",
+        ),
+        (
+            ["doctor", "--scheduler", "127.0.0.1:99999"],
+            "error: Invalid value for '--scheduler': port 99999 is above 65535 (got "
+            "'127.0.0.1:99999')\nTry 'pdd doctor --help'.\n",
+        ),
+        (
+            ["certs", "issue", "a"],
+            "error: Missing option '--role'. Choose from:\n\tscheduler,\n\tprefill,\n\tdecode,\n"
+            "\tclient\nTry 'pdd certs issue --help'.\n",
+        ),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_says_what_to_do(run, arguments, message):
