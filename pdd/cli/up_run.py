@@ -269,4 +269,14 @@ def _print_endpoint(record: ClusterRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(record.public())
     else:
-        click.echo(f"{record.http}/v1  (model {record.model}, gRPC {record.grpc})")
+        for line in endpoint_lines(record):
+            click.echo(line)
+
+
+def endpoint_lines(record: ClusterRecord) -> list[str]:
+    """The cluster's endpoint, then those of its further schedulers."""
+    return [f"{record.http}/v1  (model {record.model}, gRPC {record.grpc})"] + [
+        f"{node.http}/v1  ({node.name}, gRPC {node.address})"
+        for node in record.nodes
+        if node.http and node.http != record.http
+    ]

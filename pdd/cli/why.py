@@ -30,7 +30,8 @@ def why(
 ) -> None:
     """Show every decision about a request of the last hour: who could have had it, and why.
 
-    REQUEST_ID: as the response names it. Asks the scheduler that served the request.
+    REQUEST_ID: as the response names it. Of several schedulers the one that leads tells;
+    a new leader does not know what was placed before it led.
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         decisions = found.admin.decisions(_bare(request_id))

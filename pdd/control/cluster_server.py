@@ -194,7 +194,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"nothing is remembered of request {request.request_id!r}: it is too long ago, or "
-                "another scheduler had it",
+                "it was placed before this scheduler led or was started",
             )
         return cluster_pb2.ListDecisionsResponse(decisions=decisions)
 
