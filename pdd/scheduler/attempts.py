@@ -192,6 +192,8 @@ def _prompt_computed(
     node = state.nodes[name]
     tokens = facts.computed_prompt_tokens or node.queued_tokens.get(request.id, 0)
     worked_s = node.computed(request.id, now_s=now_s)
+    if worked_s is None:
+        return  # another choice of this prompt has told it
     if facts.pull_s > 0.0 and request.decode is not None:
         state.estimates.observe_pull(
             request.decode,
@@ -201,7 +203,7 @@ def _prompt_computed(
             is_complete=facts.pulled_tokens > 0,
             now_s=now_s,
         )
-    elif worked_s is not None:  # some of a pulled one's time was spent waiting
+    else:  # some of a pulled one's time was spent waiting
         state.estimates.observe_prefill(name, tokens, worked_s, now_s=now_s)
 
 

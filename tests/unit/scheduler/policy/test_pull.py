@@ -1,12 +1,13 @@
 """When a prefix is pulled from the decode node, and what its two nodes are told then."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pdd.control.group_convert import plan_from_proto, plan_to_proto
 from pdd.core.frames import FinishReason
-from pdd.core.identity import NodeName, RequestId
+from pdd.core.identity import Forking, NodeName, RequestId
 from pdd.core.requests import Path, Plan, PlannedPull
 from pdd.scheduler.effects import Announce, Complete, Submit
 from pdd.scheduler.estimates import Estimates
@@ -17,6 +18,7 @@ from pdd.scheduler.events import (
     SequenceFinished,
 )
 from pdd.scheduler.policy.pull import PullInputs, decide_pull
+from pdd.scheduler.requests import Phase
 from pdd.scheduler.settings import EstimateSettings, PathMode, PathSettings, PullMode
 from tests.builders import BLOCK_SIZE, Cluster, make_finish, make_joined, make_request
 
@@ -65,15 +67,15 @@ def cluster_of(*, pulls: tuple[bool, bool] = (True, True), **settings: Any) -> C
     """A decode node that holds 30 of the prompt's 40 blocks, of which the prefill node has 5."""
     path = {"mode": PathMode.DISAGGREGATED, "local_stall_s": 1e-6, **settings}
     return Cluster(
-        make_joined("prefill-0", pulls=pulls[0], block_bytes=BLOCK_BYTES),
-        make_joined("decode-0", pulls=pulls[1], block_bytes=BLOCK_BYTES),
+        make_joined("prefill-0", pulls=pulls[0], block_bytes=BLOCK_BYTES, forking=Forking.SHARED),
+        make_joined("decode-0", pulls=pulls[1], block_bytes=BLOCK_BYTES, forking=Forking.SHARED),
         directory=Directory(prefill_0=5, decode_0=30),
         path=PathSettings(**path),
     )
 
 
-def ask(cluster: Cluster) -> dict[str, Submit]:
-    request = make_request(prompt_token_count=PROMPT_TOKENS)
+def ask(cluster: Cluster, *, choice_count: int = 1) -> dict[str, Submit]:
+    request = replace(make_request(prompt_token_count=PROMPT_TOKENS), choice_count=choice_count)
     keys = b"".join(index.to_bytes(16, "little") for index in range(PROMPT_TOKENS // BLOCK_SIZE))
     effects = cluster.step(RequestArrived(request=request, keys=keys))
     (announced,) = [effect for effect in effects if isinstance(effect, Announce)]
@@ -139,6 +141,25 @@ def test_what_is_pulled_is_in_the_bill_and_teaches_the_link() -> None:
     assert rate.sample_count == 1
     assert rate.per_s < EstimateSettings().link_bytes_per_s / 2
     assert cluster.core.estimates.prefill(P).sample_count == prefill_rate, "it waited, too"
+
+
+def test_a_pull_for_several_choices_teaches_the_link_once() -> None:
+    cluster = cluster_of()
+    ask(cluster, choice_count=3)
+    facts = {"pulled_tokens": 400, "pulled_bytes": 25 * BLOCK_BYTES, "pull_s": 2.5}
+    for choice in range(3):
+        cluster.step(
+            FirstTokenSampled(
+                request_id=R1,
+                generation=0,
+                node=P,
+                token_id=7,
+                finish=make_finish(FinishReason.HANDOVER, **facts),
+                choice_index=choice,
+            )
+        )
+    assert cluster.core.requests[R1].phase is Phase.TRANSFERRING
+    assert cluster.core.estimates.link(D, P).sample_count == 1
 
 
 def test_a_pull_that_fails_counts_against_the_link_until_that_is_old() -> None:
