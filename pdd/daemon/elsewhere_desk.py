@@ -151,7 +151,8 @@ class ElsewhereDesk:
                 "without an Idempotency-Key it can be continued elsewhere only when that is lost"
             )
         return NodeUnavailable(
-            f"request {request_id} is at scheduler {row.holder}, which does not answer; ask again"
+            f"request {request_id} is at scheduler {row.holder}, not at this one; ask there, or "
+            "again"
         )
 
     def _row(self, request_id: RequestId, tenant: str) -> SequenceRow | None:

@@ -124,7 +124,7 @@ class Front:
         """Nobody will come back to a request that could be continued. Idempotent."""
         request_id = RequestId(turn.request.path.removeprefix(STREAMS_PATH))
         try:
-            run = self._serving.runs.find(request_id, tenant=tenant_of(turn.request))
+            run = self._serving.runs.find_to_end(request_id, tenant=tenant_of(turn.request))
         except RequestGone:
             turn.respond(204, b"")
         except PddError as error:

@@ -329,6 +329,20 @@ class Runs:
             "one, ended long ago, or had no Idempotency-Key and ended with its connection"
         )
 
+    def find_to_end(self, request_id: RequestId, *, tenant: str) -> Run:
+        """``find``, for who wants to end it: that can only be done where it runs.
+
+        Raises:
+            NodeUnavailable: another scheduler has it.
+        """
+        run = self.find(request_id, tenant=tenant)
+        if run.is_mirror and not run.ended_well:
+            raise NodeUnavailable(
+                f"request {request_id} runs at another scheduler and is only shown at this one; "
+                "end it where it was sent, or let it end by itself"
+            )
+        return run
+
     def close(self) -> None:
         """The process stops. What can be continued elsewhere is left to the nodes."""
         for run in list(self._by_id.values()):

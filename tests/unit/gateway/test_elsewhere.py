@@ -186,6 +186,19 @@ async def test_a_request_that_is_only_shown_here_is_not_shown_on() -> None:
         await rig.runs.known_by_key(NAME.path, NAME.tenant, NAME.key)
 
 
+async def test_a_request_that_is_only_shown_here_is_not_said_to_be_ended_here() -> None:
+    rig = Rig()
+    sink, shown = await rig.follow()
+    with pytest.raises(NodeUnavailable, match="end it where it was sent"):
+        rig.runs.find_to_end(R1, tenant="default")
+    assert not shown.is_cancelled
+    assert not sink.over
+    assert shown.sink is not None
+    shown.sink.failed(SchedulerStopping("lost"))
+    rig.runs.adopt(REQUEST)
+    assert not rig.runs.find_to_end(R1, tenant="default").is_mirror, "it is this one's now"
+
+
 async def test_when_its_scheduler_is_lost_a_node_gives_it_and_no_token_is_doubled() -> None:
     rig = Rig()
     sink, shown = await rig.follow()
