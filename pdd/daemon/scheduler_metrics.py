@@ -89,6 +89,11 @@ def directory_metrics(directory: DirectoryFeed) -> Iterator[Metric]:
         "Distinct blocks known to be cached, of scheduler.directory_limit_blocks at most",
         value=directory.machine.key_count,
     )
+    yield GaugeMetricFamily(
+        "pdd_directory_unrecorded_blocks",
+        "Blocks that nodes told of and that found no room; their prefixes look uncached",
+        value=directory.machine.unrecorded_count,
+    )
     yield CounterMetricFamily(
         "pdd_directory_refused_messages",
         "Messages of nodes about their caches that could not be true and were dropped",

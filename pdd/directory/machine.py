@@ -266,6 +266,11 @@ class DirectoryMachine:
         """Blocks of a node that were not recorded because ``max_key_count`` was reached."""
         return self._index.refused_count(self._nodes[node].slot)
 
+    @property
+    def unrecorded_count(self) -> int:
+        """The same of all nodes that are known."""
+        return sum(self._index.refused_count(node.slot) for node in self._nodes.values())
+
     def next_sequence(self, node: str) -> int:
         """Of the delta that is expected from a node."""
         return self._nodes[node].next_sequence

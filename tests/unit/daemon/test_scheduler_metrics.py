@@ -93,6 +93,7 @@ async def test_what_the_block_directory_holds_and_what_went_wrong_is_told() -> N
         directory.said(session, cluster_pb2.NodeMessage(cache_delta=delta))
         directory._apply()
         assert "pdd_directory_blocks 2.0" in scrape(cluster)
+        assert "pdd_directory_unrecorded_blocks 0.0" in scrape(cluster)
         delta.stored = b"no whole key"
         directory.said(session, cluster_pb2.NodeMessage(cache_delta=delta))
         directory._ask()

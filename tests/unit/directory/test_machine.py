@@ -154,6 +154,7 @@ def test_blocks_beyond_the_bound_are_counted_and_leave_heads_of_chains_alone() -
     apply(machine, stored("a", 1, KEYS[:16]), stored("b", 1, KEYS[:12]))
     assert prefixes(machine, KEYS) == {"a": 10, "b": 10}
     assert (machine.refused_count("a"), machine.refused_count("b")) == (6, 2)
+    assert machine.unrecorded_count == 8
     assert machine.key_count == 10
     evicted = BlockDelta(
         node="a", boot_epoch=1, first_sequence=2, last_sequence=2, removed=b"".join(KEYS)
