@@ -215,8 +215,11 @@ class Node:
 
     def lower(self, request_id: RequestId, *, blocks: int) -> None:
         """Promise less than before, as another scheduler does; it may grow again."""
-        assert blocks <= self.leases[request_id], request_id
-        self._leased += blocks - self.leases[request_id]
+        added_blocks = blocks - self.leases[request_id]
+        assert added_blocks <= 0, request_id
+        self._leased += added_blocks
+        if request_id in self.long:
+            self._long_blocks += added_blocks
         self.leases[request_id] = blocks
 
     def computed(self, request_id: RequestId, *, now_s: float) -> float | None:
