@@ -50,9 +50,9 @@ def chat(
                 f"--url {url} is not a URL; write http://HOST:PORT or https://HOST:PORT."
             )
     if not urls:
-        from pdd.cli.local import running_cluster
+        from pdd.cli.local import http_urls
 
-        urls = (running_cluster(resolve_state_dir(state_dir)).http,)
+        urls = http_urls(resolve_state_dir(state_dir))
     from pdd.cli.chat_run import ChatRequest, run_chat
 
     return run_chat(

@@ -82,11 +82,11 @@ def _local_scheduler(state_dir: Path | None) -> str | None:
     Raises:
         NodeUnavailable: a folder was named and no cluster runs there.
     """
-    from pdd.cli.local import running_cluster
+    from pdd.cli.local import scheduler_address
     from pdd.core.errors import NodeUnavailable
 
     try:
-        return running_cluster(resolve_state_dir(state_dir)).grpc
+        return scheduler_address(resolve_state_dir(state_dir))
     except NodeUnavailable:
         if state_dir is not None:
             raise

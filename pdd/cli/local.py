@@ -3,7 +3,11 @@
 from pathlib import Path
 
 from pdd.core.errors import NodeUnavailable
+from pdd.daemon.supervisor_nodes import list_nodes
 from pdd.daemon.supervisor_state import ClusterRecord, read_record
+
+PROBE_TIMEOUT_S = 1.0
+"""In which one of several schedulers must say something to be the one that is asked."""
 
 
 def running_cluster(state_dir: Path) -> ClusterRecord:
@@ -20,3 +24,35 @@ def running_cluster(state_dir: Path) -> ClusterRecord:
     if record.state != "ready":
         raise NodeUnavailable(f"the cluster in {state_dir} is {record.state}; try again later")
     return record
+
+
+def scheduler_address(state_dir: Path) -> str:
+    """Where to ask, host:port: the only scheduler, or the first of several that answers.
+
+    Any of them says what the leader says. If none answers, the first: its error tells why.
+
+    Raises:
+        NodeUnavailable: see ``running_cluster``.
+    """
+    record = running_cluster(state_dir)
+    addresses = [node.address for node in record.nodes if node.role == "scheduler"]
+    if len(addresses) < 2:
+        return record.grpc
+    for address in addresses:
+        try:
+            list_nodes(address, timeout_s=PROBE_TIMEOUT_S)
+        except NodeUnavailable:
+            continue
+        return address
+    return record.grpc
+
+
+def http_urls(state_dir: Path) -> tuple[str, ...]:
+    """Where clients may ask: all schedulers, the one that ``pdd up`` prints first.
+
+    Raises:
+        NodeUnavailable: see ``running_cluster``.
+    """
+    record = running_cluster(state_dir)
+    others = (node.http for node in record.nodes if node.http and node.http != record.http)
+    return (record.http, *others)

@@ -154,9 +154,9 @@ def _rows(
     if scheduler is not None and state_dir is not None:
         raise click.UsageError("--scheduler and --state-dir name a cluster each; give one.")
     if scheduler is None:
-        from pdd.cli.local import running_cluster
+        from pdd.cli.local import scheduler_address
 
-        scheduler = running_cluster(resolve_state_dir(state_dir)).grpc
+        scheduler = scheduler_address(resolve_state_dir(state_dir))
         return list_nodes(scheduler, timeout_s=5.0)  # of pdd up, which speaks plainly
     return list_nodes(scheduler, timeout_s=5.0, security=client_security(**tls))
 

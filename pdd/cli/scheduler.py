@@ -66,9 +66,9 @@ def find_scheduler(
         raise click.UsageError("--scheduler and --state-dir name a cluster each; give one.")
     security = None
     if scheduler is None:
-        from pdd.cli.local import running_cluster
+        from pdd.cli.local import scheduler_address
 
-        scheduler = running_cluster(resolve_state_dir(state_dir)).grpc
+        scheduler = scheduler_address(resolve_state_dir(state_dir))
     else:
         security = client_security(**tls)
     with cluster_admin(scheduler, security=security) as admin:
