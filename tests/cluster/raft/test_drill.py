@@ -62,7 +62,13 @@ def test_the_benchmark_reports_each_window_and_the_disk(tmp_path: Path) -> None:
     done = pdd("bench", "raft", "--seconds", "0.5", "--dir", str(tmp_path), "-o", "json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert list(report) == ["rows", "fsync_p50_ms", "fsync_p99_ms"]
+    fsync = {"fsync_p50_ms", "fsync_p99_ms"}
+    assert set(report) == {"rows", "soft_rows", "longest_pause_ms", *fsync}
+    assert report["longest_pause_ms"] > 0
+    assert [row["load"] for row in report["soft_rows"]] == ["none", "sequences", "directory"]
+    for row in report["soft_rows"]:
+        assert 0 < row["hard_p50_ms"] <= row["hard_p99_ms"]
+        assert (row["soft_bytes_per_s"] > 0) == (row["load"] != "none")
     assert [row["window"] for row in report["rows"]] == [1, 16, 64]
     for row in report["rows"]:
         assert list(row) == ["window", "entries_per_s", "p50_ms", "p99_ms"]
