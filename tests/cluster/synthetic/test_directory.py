@@ -93,7 +93,7 @@ async def test_the_index_is_what_the_engines_hold_two_seconds_after_any_load() -
                 within_s=TRUTH_S,
             )
             evictions = sum(int(node.engine.counters()["evicted_blocks"]) for node in cluster)
-        assert evictions > 100, "the load evicted nothing"
+        assert evictions > 0, "the load evicted nothing"
         assert directory.asked_snapshot_count == 0
         for task in tasks:
             task.cancel()
