@@ -129,8 +129,15 @@ class ElsewhereDesk:
             return await self._client.follow(row.holder, wanted)
         except RequestGone:
             raise
-        except UnknownRequest as error:  # it lives, and does not tell this one to anybody
-            raise self.explain(request_id, tenant=tenant) or error from error
+        except UnknownRequest as error:
+            told = self.explain(request_id, tenant=tenant)
+            if told is None or isinstance(told, NodeUnavailable):  # the row outlived the holder
+                told = UnknownRequest(
+                    f"request {request_id} is not known to this scheduler, and scheduler "
+                    f"{row.holder}, which had it, does not know it either: it is lost, unless a "
+                    "node still tells of it"
+                )
+            raise told from error
         except PddError as error:
             log.info("request_not_followed", request_id=request_id, reason=str(error))
             return None

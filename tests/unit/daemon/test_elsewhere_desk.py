@@ -220,3 +220,14 @@ async def test_a_stream_is_found_by_its_row_and_its_end_is_told_by_any() -> None
         a.hear(held("r-plain", holder="b", tenant="default"))
         with pytest.raises(UnknownRequest, match="without an Idempotency-Key"):
             await a.desk.find(RequestId("r-plain"), tenant="default")
+
+
+async def test_what_its_scheduler_lost_with_its_own_life_is_unknown_and_not_said_to_be_there() -> (
+    None
+):
+    async with sides() as (a, _):
+        a.hear(held("r-lost", holder="b", tenant="default", key=b"k" * 16))
+        with pytest.raises(
+            UnknownRequest, match="scheduler b, which had it, does not know it either"
+        ):
+            await a.desk.find(RequestId("r-lost"), tenant="default")
