@@ -157,6 +157,12 @@ class ElsewhereDesk:
                 f"request {request_id} runs at scheduler {row.holder} for the client that sent it; "
                 "without an Idempotency-Key it can be continued elsewhere only when that is lost"
             )
+        if row.is_adrift:
+            return NodeUnavailable(
+                f"request {request_id} is not known to this scheduler: scheduler {row.holder}, "
+                "which had it, is lost, and no node has told of it so far; ask again, and send it "
+                "anew when no node comes with it within resume.grace_s"
+            )
         return NodeUnavailable(
             f"request {request_id} is at scheduler {row.holder}, not at this one; ask there, or "
             "again"

@@ -10,7 +10,7 @@ from pdd.replication.percentiles import percentile
 _SHOWN_CHARS = 60
 
 
-_UNKNOWN = "is not known to this scheduler"
+_LOST = ("is not known to this scheduler", "(its scheduler was lost)")
 """What a client hears whose request nobody knows any more."""
 
 
@@ -27,14 +27,14 @@ def without_the_lost(
 ) -> tuple[list[Stream], int]:
     """Of a round in which a scheduler and a node die at once. Requests that only those two knew are
     nobody's any more; their clients are told so. Returns the others, and how many such there are:
-    of the struck scheduler, begun before, refused as unknown, and nothing else."""
+    of the struck scheduler, begun before, refused as unknown or lost, and nothing else."""
     others = [
         stream
         for stream in streams
         if stream.home != struck
         or stream.began_s > at_s
         or stream.error is None
-        or _UNKNOWN not in stream.error
+        or not any(words in stream.error for words in _LOST)
     ]
     return others, len(streams) - len(others)
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from pdd.cell.codec import CODEC, SoftEntry
-from pdd.cell.sequences import SequenceTable, encode_rows
+from pdd.cell.sequences import HolderLost, SequenceTable, encode_rows
 from pdd.control.runs_client import RunsClient
 from pdd.control.runs_server import RunsServicer
 from pdd.core.errors import NodeUnavailable, RequestGone, UnknownRequest
@@ -231,3 +231,8 @@ async def test_what_its_scheduler_lost_with_its_own_life_is_unknown_and_not_said
             UnknownRequest, match="scheduler b, which had it, does not know it either"
         ):
             await a.desk.find(RequestId("r-lost"), tenant="default")
+        a.hear(HolderLost(holder="b", is_final=False, at_ms=9))
+        assert await a.desk.find(RequestId("r-lost"), tenant="default") is None
+        told = a.desk.explain(RequestId("r-lost"), tenant="default")
+        assert isinstance(told, NodeUnavailable)
+        assert "scheduler b, which had it, is lost" in str(told)
