@@ -4,16 +4,12 @@ from pathlib import Path
 
 import click
 
+from pdd.cli.drill_parts import DrillFailedError, seed_option
 from pdd.cli.options import output_option
 from pdd.cli.output import print_json, print_table, say
 from pdd.cli.raft_directory import directory_option, scratch_directory
-from pdd.core.errors import PddError
 
 _FAULTS_SHOWN = 20
-
-
-class DrillFailedError(PddError):
-    """Something was promised and not kept."""
 
 
 def add_to(group: click.Group) -> None:
@@ -29,11 +25,7 @@ def add_to(group: click.Group) -> None:
     show_default=True,
     help="Faults to inject, one a round, each kind in turn; some 20 s each.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    help="Repeats the choices of an earlier drill. Default: drawn, and printed.",
-)
+@seed_option
 @directory_option
 @output_option
 def schedulers(rounds: int, seed: int | None, directory: Path | None, output: str) -> None:

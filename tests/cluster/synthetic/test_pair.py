@@ -264,9 +264,8 @@ async def test_a_cancel_in_any_phase_gives_every_block_back(phase: str):
             others.append(asyncio.create_task(outputs_of(prefill, prefilling)))
         task = asyncio.create_task(outputs_of(runner, job))
         await asyncio.sleep(0)
-        while not has_come_to(phase, runner, job.key):
-            assert not task.done()
-            await asyncio.sleep(0.001)
+        await until(lambda: task.done() or has_come_to(phase, runner, job.key), phase)
+        assert not task.done()
         task.cancel()
         for other in others:
             other.cancel()

@@ -205,13 +205,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def until_ready(client: httpx.Client, hosts: Hosts, scheduler: str) -> None:
     """It serves, sees every node, and reaches a leader."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
+
+    def is_ready() -> bool:
         health = client.get("/health").json()
-        if not health["reason"] and all(health[f"{role}_ready_count"] for role in ROLES):
-            return
-        assert time.monotonic() < deadline_s, hosts.log(scheduler)
-        time.sleep(0.05)
+        return not health["reason"] and all(health[f"{role}_ready_count"] for role in ROLES)
+
+    wait_until(is_ready, lambda: hosts.log(scheduler), within_s=WAIT_S)
 
 
 def test_text_is_generated_over_transfers_between_hosts_that_know_each_other(hosts: Hosts) -> None:
