@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from pdd.config.sections import EngineKind, EngineSection
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.daemon.node_engine import load_tokenizer
+from pdd.gateway.piece_encoder import PieceEncoder
 from pdd.gateway.tokenizer import ChatPrompt, HFTokenizer, PooledTokenizer
 
 
@@ -42,13 +43,13 @@ class PlainTokenizer(PooledTokenizer):
         self._tokenizer: Tokenizer = load_tokenizer(folder)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._encoder = PieceEncoder(self._tokenizer)
         template = _chat_template(folder)
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = None if template is None else environment.from_string(template)
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
     def decode_now(self, token_ids: Any) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
