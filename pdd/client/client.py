@@ -131,8 +131,7 @@ class Client:
                     method, url, json=body, headers=headers
                 ) as response:
                     await _check(response, is_retry=retry.is_taken)
-                    document: dict[str, Any] = await response.json()
-                    return document
+                    return _document(await response.text(errors="replace"))
             except _Lost as error:
                 await self._go_on(retry, error)
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -198,10 +197,11 @@ class _Follow:
                 if event.data == "[DONE]":
                     self.is_over = True
                     return
-                document = json.loads(event.data)
+                document = _document(event.data)
                 if "error" in document:
-                    self.is_over = document["error"].get("code") != _STOPPING_CODE
-                    raise _Lost(_message(document), is_final=self.is_over)
+                    message, code = _fault(document)
+                    self.is_over = code != _STOPPING_CODE
+                    raise _Lost(message, is_final=self.is_over)
                 self._last_id, self._is_heard = event.last_id, True
                 retry.heard()
                 yield document
@@ -267,20 +267,34 @@ async def _check(response: aiohttp.ClientResponse, *, is_retry: bool) -> None:
     if it was taken once."""
     if response.status == 200:
         return
-    text = await response.text()
+    text = await response.text(errors="replace")
     try:
-        document = json.loads(text)
-        message, code = _message(document), document["error"].get("code")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = _fault(json.loads(text))
+    except ValueError:
         message, code = text[:_ERROR_CHARS_MAX], None
     may_pass = code == _STOPPING_CODE or (is_retry and response.status in (404, 503))
     raise _Lost(f"HTTP {response.status}: {message}", is_final=not may_pass)
 
 
-def _message(document: Mapping[str, Any]) -> str:
-    """The message of an error in OpenAI's shape."""
-    error = document["error"]
-    return str(error.get("message", error))
+def _document(text: str) -> dict[str, Any]:
+    """What a server says. Raises _Lost: it is not JSON, or no object; whoever asks again would hear
+    the same."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        shown = text[:_ERROR_CHARS_MAX]
+        raise _Lost(f"the server said what is no JSON object: {shown!r}", is_final=True)
+    return document
+
+
+def _fault(document: object) -> tuple[str, object]:
+    """Message and code of an error: OpenAI's shape, or whatever another server makes of it."""
+    error = document.get("error", document) if isinstance(document, dict) else document
+    if isinstance(error, dict):
+        return str(error.get("message", error))[:_ERROR_CHARS_MAX], error.get("code")
+    return str(error)[:_ERROR_CHARS_MAX], None
 
 
 def _key_headers() -> dict[str, str]:

@@ -28,10 +28,14 @@ class EventStream:
             line = ended.removesuffix(b"\r")
             if not line:
                 if self._data:
-                    yield Event(data=b"\n".join(self._data).decode(), last_id=self._last_id)
+                    yield Event(
+                        data=b"\n".join(self._data).decode(errors="replace"), last_id=self._last_id
+                    )
                 self._data = []
             elif line.startswith(b"data:"):
                 self._data.append(line.removeprefix(b"data:").removeprefix(b" "))
             elif line.startswith(b"id:") and b"\0" not in line:
-                self._last_id = line.removeprefix(b"id:").removeprefix(b" ").decode()
+                self._last_id = (
+                    line.removeprefix(b"id:").removeprefix(b" ").decode(errors="replace")
+                )
             # Comments and other fields carry nothing that we use.

@@ -222,6 +222,34 @@ async def test_a_server_that_takes_a_stream_and_says_nothing_is_given_up() -> No
         assert 2 < len(asked) < 10
 
 
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (b"data: out of memory\n\n", "out of memory"),
+        (b"data: \xff\n\n", "no JSON object"),
+        (b"event: error\ndata: <html>502</html>\n\n", "<html>502</html>"),
+        (b'data: ["no object"]\n\n', "no object"),
+        (b'data: {"error": "node died"}\n\n', "node died"),
+        (b'data: {"error": null}\n\n', "None"),
+    ],
+)
+async def test_an_event_of_another_shape_is_an_error_in_our_words(event: bytes, said: str) -> None:
+    answer = STREAM_HEAD + b"x-pdd-request-id: r-1\r\n\r\n" + event
+    async with other_server(answer) as (url, asked), Client([url], patience_s=0.3) as client:
+        with pytest.raises(RequestFailed, match=said):
+            await documents(client, {"prompt": "hi"})
+        assert len([one for one in asked if one.startswith(b"POST")]) == 1
+
+
+@pytest.mark.parametrize("answer", [b"<html>hello</html>", b'["a list"]', b"\xff"])
+async def test_a_whole_answer_that_is_no_object_is_an_error_in_our_words(answer: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    whole = head + b"content-length: %d\r\n\r\n" % len(answer) + answer
+    async with other_server(whole) as (url, _), Client([url], patience_s=0.3) as client:
+        with pytest.raises(RequestFailed, match="no JSON object"):
+            await client.post("/v1/completions", {"prompt": "hi"})
+
+
 async def test_nobody_anywhere_is_told_at_once() -> None:
     async with Client([NOBODY]) as client:
         with pytest.raises(NodeUnavailable, match=r"nobody serves at http://127\.0\.0\.1:1"):
