@@ -22,6 +22,7 @@ from typing import Self
 
 from pdd.core.errors import NodeUnavailable, PddError, RemoteError
 from pdd.core.ports import Clock
+from pdd.raft.core import Refusal
 from pdd.raft.sessions import SessionStatus, decode_result
 from pdd.replication.leader_finder import LeaderFinder
 from pdd.replication.replica_link import ReplicaLink
@@ -37,6 +38,10 @@ PAUSE_MAX_S = 0.06
 
 class OutcomeUnknownError(RemoteError):
     """The command may have taken effect, or may yet."""
+
+
+class CommandRefusedError(PddError):
+    """No replica will ever take this command: it is too large. It has had no effect."""
 
 
 class SessionLostError(PddError):
@@ -85,7 +90,7 @@ class GroupClient:
 
     async def ask(self, submission: pb.Submission, *, timeout_s: float) -> bytes | None:
         """Until somebody answers; None when the time is up. Repeats: a command must be in a
-        session."""
+        session. Raises CommandRefusedError: to send it again is in vain."""
         deadline_s = self._clock() + timeout_s
         while (now_s := self._clock()) < deadline_s:
             address = self._finder.pick(now_s)
@@ -97,6 +102,11 @@ class GroupClient:
                 result: bytes = outcome.result
                 return result
             now_s = self._clock()
+            if outcome.reason == Refusal.TOO_LARGE:
+                raise CommandRefusedError(
+                    f"a command of {submission.ByteSize()} bytes is more than the group takes as "
+                    "one entry; send it in parts"
+                )
             if outcome.kind == pb.OUTCOME_KIND_REJECTED:
                 is_hinted = self._finder.on_refusal(
                     address, leader_address=outcome.leader_address, now_s=now_s
@@ -125,11 +135,19 @@ class Session:
         self._is_usable = True
 
     async def execute(self, body: bytes, *, timeout_s: float) -> bytes:
-        """The state machine's result. Raises: OutcomeUnknownError, SessionLostError."""
+        """The state machine's result.
+
+        Raises: OutcomeUnknownError, SessionLostError; CommandRefusedError, after which the session
+            goes on.
+        """
         assert self._is_usable, "one command at a time, and none after an unknown outcome"
         self._is_usable = False
+        try:
+            result = await self._send(self._sequence + 1, body, timeout_s=timeout_s)
+        except CommandRefusedError:
+            self._is_usable = True
+            raise
         self._sequence += 1
-        result = await self._send(self._sequence, body, timeout_s=timeout_s)
         if result is None:
             raise OutcomeUnknownError(
                 f"no leader answered for {timeout_s:.1f} s: the command may have taken effect"

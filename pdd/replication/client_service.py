@@ -3,8 +3,9 @@
 Over TLS only schedulers submit; an operator's certificate (role client) looks and steers, and a
 node's does neither.
 
-Bound: ASKED_MAX unanswered submissions on one stream; beyond it a submission is answered
-REJECTED (inbox_full) at once.
+Bounds: ASKED_MAX unanswered submissions on one stream; beyond it a submission is answered
+REJECTED (inbox_full) at once. Of a caller that does not fetch its answers nothing is read any more
+once UNFETCHED_MAX wait for it: gRPC then holds it up.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from pdd.tls.security import PLAIN, Security
 log = structlog.get_logger(__name__)
 
 ASKED_MAX = 4096
+UNFETCHED_MAX = 2 * ASKED_MAX
+"""Above ASKED_MAX, so that one who asks too much and fetches the answers hears so."""
 WATCH_MESSAGE_BYTES = 1024 * 1024
 OPERATORS = (CertificateRole.SCHEDULER, CertificateRole.CLIENT)
 
@@ -76,7 +79,7 @@ class ClientService(ReplicaServicer):
                 stream.wake.clear()
                 if outcomes := stream.take():
                     yield pb.SubmitResponse(outcomes=outcomes)
-                    stream.asked_count -= len(outcomes)
+                    stream.fetched(len(outcomes))
                 if reading.done():
                     fault = reading.result()
                     if fault:
@@ -90,6 +93,8 @@ class ClientService(ReplicaServicer):
         """What is wrong with the stream; empty when it just ended."""
         async for request in requests:
             for submission in request.submissions:
+                if stream.asked_count >= UNFETCHED_MAX:
+                    await stream.until_room()
                 stream.asked_count += 1
                 ticket = _Ticket(stream, submission.submission_id)
                 if stream.asked_count > ASKED_MAX:
@@ -185,11 +190,23 @@ class _Stream:
     def __init__(self) -> None:
         self.wake = asyncio.Event()
         self.asked_count = 0
+        """Submissions that were read and whose outcomes the caller has not fetched."""
+        self._has_room = asyncio.Event()
         self._outcomes: list[pb.SubmissionOutcome] = []
 
     def put(self, outcome: pb.SubmissionOutcome) -> None:
         self._outcomes.append(outcome)
         self.wake.set()
+
+    def fetched(self, count: int) -> None:
+        self.asked_count -= count
+        self._has_room.set()
+
+    async def until_room(self) -> None:
+        """Until the caller has fetched some outcomes."""
+        while self.asked_count >= UNFETCHED_MAX:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def take(self) -> list[pb.SubmissionOutcome]:
         outcomes, self._outcomes = self._outcomes, []

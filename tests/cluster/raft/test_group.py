@@ -16,7 +16,7 @@ from pdd.raft.codec import Identity, encode_message
 from pdd.raft.config import RaftConfig
 from pdd.raft.messages import HeartbeatRequest
 from pdd.raft.values import NodeId
-from pdd.replication.client import GroupClient, OutcomeUnknownError
+from pdd.replication.client import CommandRefusedError, GroupClient, OutcomeUnknownError
 from pdd.replication.hello import make_hello
 from pdd.replication.kv_machine import decode_value, encode_add, encode_get
 from pdd.replication.local_group import LocalGroup
@@ -184,3 +184,15 @@ async def test_a_dead_replica_is_replaced_offline_and_nothing_acknowledged_is_lo
         group.start(others[1])
         session = await client.open_session(timeout_s=WAIT_S)
         await session.execute(encode_add("k", 30), timeout_s=WAIT_S)
+
+
+async def test_a_command_larger_than_an_entry_is_refused_once_and_its_session_goes_on(
+    group: LocalGroup,
+) -> None:
+    await group.leader(timeout_s=WAIT_S)
+    async with client_of(group) as client:
+        session = await client.open_session(timeout_s=WAIT_S)
+        with pytest.raises(CommandRefusedError, match="in parts"):
+            await session.execute(bytes(1024 * 1024), timeout_s=WAIT_S)
+        await session.execute(encode_add("k", 1), timeout_s=WAIT_S)
+        assert decode_value(await client.read(encode_get("k"), timeout_s=WAIT_S)) == (1,)
