@@ -244,6 +244,14 @@ class Applied:
     statuses: tuple[Status, ...]
 
 
+def checked_size_bytes(operation: Operation) -> int:
+    """What an operation takes in a hard entry. Raises EntryError: no replica would take it, nor
+    anything that shares its entry."""
+    entry = CODEC.encode([operation])
+    CODEC.decode(entry)
+    return len(entry)
+
+
 def encode_operations(*operations: Operation) -> bytes:
     """A hard entry as this release writes it."""
     return CODEC.encode(operations)

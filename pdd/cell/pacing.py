@@ -9,9 +9,13 @@ enough (`batch_s`) or full, and not while a hard one waits or is on its way, unl
 `soft_wait_max_s`: then once, so that a stream of hard entries does not starve it. What a hard entry
 can meet before it in the log is therefore one soft entry of `soft_entry_bytes_max`.
 
-Bounds: HARD_WAITING_MAX hard operations, beyond which `put_hard` says no; `soft_waiting_bytes_max`
-of soft ones, beyond which they are dropped and counted (a node's next delta shows the gap, and its
-snapshot heals it; a sequence that is not in the table runs all the same).
+A hard entry takes what waits up to `hard_entry_bytes_max`, in order; the rest goes with the next.
+Raft refuses an entry above 1 MiB however often it is sent.
+
+Bounds: HARD_WAITING_MAX hard operations and `hard_waiting_bytes_max` of them, beyond which
+`put_hard` says no; `soft_waiting_bytes_max` of soft ones, beyond which they are dropped and counted
+(a node's next delta shows the gap, and its snapshot heals it; a sequence that is not in the table
+runs all the same).
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ class PacingSettings:
 
     batch_s: float = 0.02
     soft_wait_max_s: float = 0.25
+    hard_entry_bytes_max: int = 256 * 1024
+    hard_waiting_bytes_max: int = 8 * 1024 * 1024
     soft_entry_bytes_max: int = 64 * 1024
     soft_waiting_bytes_max: int = 8 * 1024 * 1024
 
@@ -58,7 +64,9 @@ class Pacing(Generic[Token]):
 
     def __init__(self, settings: PacingSettings | None = None) -> None:
         self._settings = settings or PacingSettings()
-        self._hard: list[tuple[Any, Token]] = []
+        self._hard: deque[tuple[Any, int, Token]] = deque()
+        """(operation, bytes, who waits)."""
+        self._hard_bytes = 0
         self._soft: deque[tuple[Any, int, float]] = deque()
         """(operation, bytes, when it came)."""
         self._soft_bytes = 0
@@ -67,11 +75,13 @@ class Pacing(Generic[Token]):
         self.dropped_count = 0
         """Soft operations that found no room."""
 
-    def put_hard(self, operation: Any, token: Token) -> bool:
+    def put_hard(self, operation: Any, token: Token, *, size_bytes: int) -> bool:
         """False: too many wait; say so to whoever asked."""
-        if len(self._hard) >= HARD_WAITING_MAX:
+        is_full = len(self._hard) >= HARD_WAITING_MAX
+        if is_full or self._hard_bytes + size_bytes > self._settings.hard_waiting_bytes_max:
             return False
-        self._hard.append((operation, token))
+        self._hard.append((operation, size_bytes, token))
+        self._hard_bytes += size_bytes
         return True
 
     def put_soft(self, operation: Any, *, size_bytes: int, now_s: float) -> bool:
@@ -87,12 +97,20 @@ class Pacing(Generic[Token]):
         """To be proposed now; then tell `hard_answered`."""
         if self._is_hard_out or not self._hard:
             return None
-        taken, self._hard = self._hard, []
+        operations: list[Any] = []
+        tokens: list[Token] = []
+        size_bytes = 0
+        while self._hard:
+            operation, operation_bytes, token = self._hard[0]
+            if operations and size_bytes + operation_bytes > self._settings.hard_entry_bytes_max:
+                break
+            self._hard.popleft()
+            operations.append(operation)
+            tokens.append(token)
+            size_bytes += operation_bytes
+        self._hard_bytes -= size_bytes
         self._is_hard_out = True
-        return HardBatch(
-            operations=tuple(operation for operation, _ in taken),
-            tokens=tuple(token for _, token in taken),
-        )
+        return HardBatch(operations=tuple(operations), tokens=tuple(tokens))
 
     def next_soft(self, *, now_s: float) -> SoftBatch | None:
         """To be proposed now; then tell `soft_answered`. Ask for the hard one first."""
@@ -133,5 +151,7 @@ class Pacing(Generic[Token]):
 
     def take_waiting(self) -> list[Token]:
         """Whoever waits for a hard operation that was not proposed; for the end of the process."""
-        waiting, self._hard = self._hard, []
-        return [token for _, token in waiting]
+        waiting = [token for _, _, token in self._hard]
+        self._hard.clear()
+        self._hard_bytes = 0
+        return waiting

@@ -16,6 +16,10 @@ class AgreementUnavailable(RemoteError):
     """Nobody could say that it is agreed. It may be, or may yet; saying it again does no harm."""
 
 
+class NotSayable(AgreementUnavailable):
+    """No scheduler would take it, now or later. The message says which field and its limit."""
+
+
 class Agreement(Protocol):
     """The hard part of the cell's state, as far as this process has seen it."""
 
@@ -25,7 +29,12 @@ class Agreement(Protocol):
         ...
 
     async def say(self, operation: Operation) -> Status:
-        """Returns when it is committed, on disk, and in ``state``. Raises AgreementUnavailable."""
+        """Returns when it is committed, on disk, and in ``state``.
+
+        Raises:
+            NotSayable: it is malformed: saying it again is in vain.
+            AgreementUnavailable: it was not agreed on in time, or nobody here has seen that it was.
+        """
         ...
 
     def follow(self, follower: Follower) -> None:

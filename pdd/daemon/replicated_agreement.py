@@ -23,7 +23,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from pdd.cell.codec import CODEC, EntryError, decode_result
+from pdd.cell.codec import CODEC, EntryError, checked_size_bytes, decode_result
 from pdd.cell.machine import CellMachine
 from pdd.cell.operations import Operation, Status
 from pdd.cell.pacing import HardBatch, Pacing, SoftBatch
@@ -31,7 +31,7 @@ from pdd.cell.sequences import SequenceTable, SoftOperation, encode_rows, size_b
 from pdd.cell.state import CellState
 from pdd.core.errors import NodeUnavailable
 from pdd.core.ports import Clock
-from pdd.daemon.agreement import AgreementUnavailable, Follower
+from pdd.daemon.agreement import AgreementUnavailable, Follower, NotSayable
 from pdd.daemon.replica_child import (
     BEAT,
     HAND_OVER,
@@ -42,7 +42,13 @@ from pdd.daemon.replica_child import (
     RestartPauses,
     start_replica,
 )
-from pdd.replication.client import GroupClient, OutcomeUnknownError, Session, SessionLostError
+from pdd.replication.client import (
+    CommandRefusedError,
+    GroupClient,
+    OutcomeUnknownError,
+    Session,
+    SessionLostError,
+)
 from pdd.replication.grpc_options import CHANNEL_OPTIONS, RECONNECT_MAX_S
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.rpc.v1.raft_pb2_grpc import ReplicaStub
@@ -51,7 +57,10 @@ from pdd.tls.security import Security
 log = structlog.get_logger(__name__)
 
 SAY_TIMEOUT_S = 4.5
-"""Longer than an election; shorter than a command (``cluster_admin``) and a node wait."""
+"""Longer than an election; shorter than a command (``cluster_admin``) and a node wait. A hard entry
+is waited for as long: by then whoever asked for what is in it has been told "not agreed on", and
+the next entry goes, in another session. The own replica may be stopped or far behind; that must not
+keep this scheduler from saying things to the others."""
 ENTRY_TIMEOUT_S = 4.0
 READY_TIMEOUT_S = 10.0
 BEAT_INTERVAL_S = 0.25
@@ -151,7 +160,11 @@ class ReplicatedAgreement:
     async def say(self, operation: Operation) -> Status:
         """See ``Agreement``."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        if not self._pacing.put_hard(operation, waiter):
+        try:
+            size = checked_size_bytes(operation)
+        except EntryError as error:
+            raise NotSayable(f"this cannot be agreed on: {error}") from error
+        if not self._pacing.put_hard(operation, waiter, size_bytes=size):
             raise AgreementUnavailable("too many changes wait to be agreed on; try again later")
         self._wake.set()
         try:
@@ -302,11 +315,12 @@ class ReplicatedAgreement:
         while True:
             try:
                 read = await client.read(b"", timeout_s=ENTRY_TIMEOUT_S)
-            except NodeUnavailable:
-                continue
-            newest = CellMachine()
-            newest.restore(read)
-            await self._until_seen(newest.index)
+                newest = CellMachine()
+                newest.restore(read)
+                async with asyncio.timeout(ENTRY_TIMEOUT_S):
+                    await self._until_seen(newest.index)
+            except (NodeUnavailable, TimeoutError):
+                continue  # nobody waits longer than ``ready`` does
             self._ready.set()
             await asyncio.Event().wait()
 
@@ -337,6 +351,7 @@ class ReplicatedAgreement:
                 await asyncio.wait(tasks)
 
     async def _send_hard(self, lane: "_Lane", batch: HardBatch[Waiter]) -> None:
+        committed_index = 0
         try:
             # Whoever was told "not agreed on" before it was sent must not see it happen hours
             # later, when the replica is back.
@@ -348,12 +363,28 @@ class ReplicatedAgreement:
             if not wanted:
                 return
             entry = CODEC.encode([operation for operation, _ in wanted])
-            applied = decode_result(await lane.execute(entry))
-            await self._until_seen(applied.index)
+            async with asyncio.timeout(SAY_TIMEOUT_S):
+                applied = decode_result(await lane.execute(entry))
+                committed_index = applied.index
+                await self._until_seen(applied.index)
             for (_, waiter), status in zip(wanted, applied.statuses, strict=True):
                 if not waiter.done():
                     waiter.set_result(status)
-        except (NodeUnavailable, OutcomeUnknownError, SessionLostError, EntryError) as error:
+        except TimeoutError:
+            log.warning(
+                "hard_entry_given_up", count=len(batch.operations), committed_index=committed_index
+            )
+            what = (
+                f"committed at {committed_index}, not seen here" if committed_index else "unknown"
+            )
+            self._fail(batch.tokens, f"{what} for {SAY_TIMEOUT_S:g} s")
+        except (
+            NodeUnavailable,
+            OutcomeUnknownError,
+            SessionLostError,
+            CommandRefusedError,
+            EntryError,
+        ) as error:
             self._fail(batch.tokens, str(error))
         except asyncio.CancelledError:
             self._fail(batch.tokens, "the replica ended meanwhile")
@@ -365,7 +396,12 @@ class ReplicatedAgreement:
     async def _send_soft(self, lane: "_Lane", batch: SoftBatch) -> None:
         try:
             await lane.execute(encode_rows(batch.operations))
-        except (NodeUnavailable, OutcomeUnknownError, SessionLostError) as error:
+        except (
+            NodeUnavailable,
+            OutcomeUnknownError,
+            SessionLostError,
+            CommandRefusedError,
+        ) as error:
             log.info("soft_entry_lost", count=len(batch.operations), reason=str(error))
             self._on_soft_lost()
         finally:
@@ -391,7 +427,7 @@ class _Lane:
         """The entry's result. Said once more if the group had forgotten the session, as it does
         after 15 idle minutes: every operation is idempotent.
 
-        Raises: NodeUnavailable, OutcomeUnknownError, SessionLostError.
+        Raises: NodeUnavailable, OutcomeUnknownError, SessionLostError, CommandRefusedError.
         """
         try:
             return await self._execute_once(data)

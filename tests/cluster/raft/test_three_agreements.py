@@ -13,7 +13,8 @@ import pytest
 from pdd.cell.operations import Cordoned, Status
 from pdd.cell.sequences import SequenceTable
 from pdd.control.cluster_ports import GroupRefused, UnknownReplica
-from pdd.daemon.agreement import AgreementUnavailable
+from pdd.daemon import replicated_agreement
+from pdd.daemon.agreement import AgreementUnavailable, NotSayable
 from pdd.daemon.replica_desk import ReplicaDesk
 from pdd.daemon.replicated_agreement import ReplicaPlan, ReplicatedAgreement
 from pdd.replication.local_group import free_ports
@@ -176,3 +177,33 @@ async def test_what_one_says_of_its_requests_is_known_to_all_and_is_in_no_snapsh
 
 def sizes_of_snapshots(folder: Path) -> list[int]:
     return [path.stat().st_size for path in folder.rglob("*") if "snap" in path.name]
+
+
+async def test_a_stopped_replica_keeps_its_scheduler_from_seeing_but_not_from_saying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with group(tmp_path) as agreements:
+        desk = ReplicaDesk(agreements[NAMES[0]])
+        leader = (await leader_of(desk)).name
+        blind = agreements[next(name for name in NAMES if name != leader)]
+        others = {name: one for name, one in agreements.items() if one is not blind}
+        monkeypatch.setattr(replicated_agreement, "SAY_TIMEOUT_S", 1.5)
+        os.kill(blind.replica_pid, signal.SIGSTOP)
+        try:
+            for name in ("n-0", "n-1"):
+                with pytest.raises(AgreementUnavailable):
+                    await blind.say(cordoned(name))
+            await until_all_know(others, ["n-0", "n-1"])
+            assert blind.state.cordons.names() == []
+        finally:
+            os.kill(blind.replica_pid, signal.SIGCONT)
+        await until_all_know(agreements, ["n-0", "n-1"])
+
+
+async def test_what_no_scheduler_would_take_is_refused_alone(tmp_path: Path) -> None:
+    async with group(tmp_path) as agreements:
+        one = agreements[NAMES[0]]
+        good = asyncio.create_task(say(one, "n-0"))
+        with pytest.raises(NotSayable, match=r"Cordoned\.message .* 512"):
+            await one.say(Cordoned(node="n-1", message="x" * 513, is_drain=False, at_ms=1))
+        await good
