@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 _CLAIM_TIMEOUT_S = 1.0
 FIRST_ITEM_TIMEOUT_S = 1.5
 """A scheduler that says nothing for so long is taken for lost. It may have to tokenise first."""
+END_TIMEOUT_S = 1.5
 
 
 class SchedulerUnreachable(PddError):
@@ -124,8 +125,8 @@ def _show_one(item: runs_pb2.FollowItem, sink: Sink) -> bool:
 
 
 class RunsClient:
-    """Of one scheduler. A channel per other scheduler for claims, opened at first use and kept; and
-    one for each request that is followed, of which clients of this scheduler are the bound."""
+    """Of one scheduler. A channel per other scheduler for short calls, kept from first use on;
+    and one for each request that is followed, of which clients of this scheduler are the bound."""
 
     def __init__(
         self,
@@ -144,6 +145,11 @@ class RunsClient:
         self._version = security.version()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._retiring: list[asyncio.Task[None]] = []
+
+    @property
+    def others(self) -> list[str]:
+        """All schedulers but this one."""
+        return [name for name in self._addresses if name != self._scheduler]
 
     async def claim(self, leader: str, key: bytes, *, released_by: str) -> str:
         """Who has a key, as the leader says. Raises SchedulerUnreachable; it may not lead."""
@@ -194,6 +200,23 @@ class RunsClient:
                 call.cancel()
                 await channel.close()
         return followed
+
+    async def end(self, holder: str, request_id: RequestId, *, tenant: str) -> None:
+        """Have a request of another scheduler cancelled.
+
+        Raises:
+            SchedulerUnreachable: it does not answer within END_TIMEOUT_S.
+            PddError: what it says: there is none, or it is over.
+        """
+        request = runs_pb2.EndRequest(
+            scheduler=self._scheduler, request_id=request_id, tenant=tenant
+        )
+        try:
+            response = await self._stub(holder).End(request, timeout=END_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(holder, error) from error
+        if response.HasField("failed"):
+            raise error_from_proto(response.failed)
 
     async def close(self) -> None:
         """At the end of the process."""

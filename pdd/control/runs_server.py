@@ -59,6 +59,10 @@ class RunsHandler(Protocol):
         """The one that its client gave that key. Raises likewise."""
         ...
 
+    def end_here(self, request_id: RequestId, *, tenant: str) -> None:
+        """Cancel a request that runs here. Raises PddError: there is none, or it is over."""
+        ...
+
 
 class RunsServicer(runs_pb2_grpc.RunsServicer):
     """grpc.aio servicer; see runs.proto. Over TLS a scheduler asks, under its own name, and nobody
@@ -105,6 +109,15 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             followed.leave(teller)
         if fault is not None:
             log.info("follower_lost", scheduler=request.scheduler, reason=str(fault))
+
+    async def End(self, request: runs_pb2.EndRequest, context: Any) -> runs_pb2.EndResponse:
+        """Cancel a request."""
+        await self._admit(request.scheduler, context)
+        try:
+            self._handler.end_here(RequestId(request.request_id), tenant=request.tenant)
+        except PddError as error:
+            return runs_pb2.EndResponse(failed=error_to_proto(error))
+        return runs_pb2.EndResponse()
 
     async def _find(self, request: runs_pb2.FollowRequest) -> Followed:
         if request.idempotency_key:

@@ -18,7 +18,7 @@ import structlog
 from pdd.cell.claims import KeyClaims
 from pdd.cell.sequences import SequenceRow, SequenceTable
 from pdd.control.leader_server import NotLeading
-from pdd.control.runs_client import RunsClient, SchedulerUnreachable
+from pdd.control.runs_client import END_TIMEOUT_S, RunsClient, SchedulerUnreachable
 from pdd.core.errors import NodeUnavailable, PddError, RequestGone, UnknownRequest
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Sink
@@ -142,6 +142,48 @@ class ElsewhereDesk:
             log.info("request_not_followed", request_id=request_id, reason=str(error))
             return None
 
+    async def end(self, request_id: RequestId, *, tenant: str, holder: str = "") -> bool:
+        """See ``Elsewhere``."""
+        if not holder:
+            if self._table.get(request_id) is None:
+                return await self._end_anywhere(request_id, tenant)
+            row = self._row(request_id, tenant)
+            if row is None or row.ended or row.is_adrift or row.holder == self._name:
+                return False
+            holder = row.holder
+        try:
+            await self._client.end(holder, request_id, tenant=tenant)
+        except RequestGone:
+            return True  # it was over already
+        except SchedulerUnreachable as error:
+            advice = (
+                "it is of a release that cannot be asked to; end it there"
+                if error.is_older
+                else "it may have ended or not: end it again"
+            )
+            raise NodeUnavailable(
+                f"request {request_id} is at scheduler {holder}, which has not said within "
+                f"{END_TIMEOUT_S:g} s that it is over ({error}); {advice}"
+            ) from error
+        return True
+
+    async def _end_anywhere(self, request_id: RequestId, tenant: str) -> bool:
+        """Its row may be on its way: whoever has it knows it. One that does not answer has not."""
+
+        async def end(scheduler: str) -> bool:
+            try:
+                await self._client.end(scheduler, request_id, tenant=tenant)
+            except RequestGone:
+                return True
+            except (SchedulerUnreachable, UnknownRequest) as error:
+                log.debug("request_not_ended", scheduler=scheduler, reason=str(error))
+                return False
+            return True
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(end(one)) for one in self._client.others]
+        return any(task.result() for task in asked)
+
     def explain(self, request_id: RequestId, *, tenant: str) -> PddError | None:
         """See ``Elsewhere``."""
         row = self._row(request_id, tenant)
@@ -191,6 +233,10 @@ class ElsewhereDesk:
         """See ``RunsHandler``."""
         run = await self._own_runs().known_by_key(path, tenant, key)
         return OwnRun(run, (await run.job()).request)
+
+    def end_here(self, request_id: RequestId, *, tenant: str) -> None:
+        """See ``RunsHandler``."""
+        self._own_runs().end_here(request_id, tenant=tenant)
 
     def _own_runs(self) -> Runs:
         if self._runs is None:

@@ -19,6 +19,11 @@ class Remote(Inference, Protocol):
         """What was asked for, with the note that makes its answer."""
         ...
 
+    @property
+    def holder(self) -> str:
+        """The scheduler that has it."""
+        ...
+
 
 class Elsewhere(Protocol):
     """What ``Runs`` asks of the other schedulers. None of it is asked for a request that has no key
@@ -40,6 +45,16 @@ class Elsewhere(Protocol):
 
         Raises:
             PddError: the scheduler that has or had it says that it cannot be continued.
+        """
+        ...
+
+    async def end(self, request_id: RequestId, *, tenant: str, holder: str = "") -> bool:
+        """Have a request cancelled by the scheduler that has it: ``holder``, or the one that is
+        known to. Returns when it is over there. False: no other scheduler is known to have it.
+
+        Raises:
+            NodeUnavailable: that scheduler did not answer in time. It may be over or not.
+            PddError: why it could not be ended.
         """
         ...
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import structlog
 from aiohttp import web
 
-from pdd.core.errors import PddError, RequestFailed, RequestGone
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock
 from pdd.gateway.answer import Answer, Serving
@@ -17,6 +16,7 @@ from pdd.gateway.chat import ChatReply
 from pdd.gateway.completions import CompletionReply
 from pdd.gateway.cors import Cors
 from pdd.gateway.door import Door
+from pdd.gateway.ending import Ending
 from pdd.gateway.event_ids import Position
 from pdd.gateway.framework import Framework
 from pdd.gateway.http_connection import HttpConnection
@@ -25,7 +25,6 @@ from pdd.gateway.http_response import DateHeader
 from pdd.gateway.job import Job
 from pdd.gateway.reply import Reply
 from pdd.gateway.request_opening import STREAMS_PATH, Endpoint, Opening, StreamEndpoint
-from pdd.gateway.tenants import tenant_of
 from pdd.gateway.turn import Exchange, Turn
 
 log = structlog.get_logger(__name__)
@@ -50,6 +49,8 @@ class Front:
         self._date = DateHeader(clock)
         self._endpoints = _endpoints(door, serving)
         self._streams = StreamEndpoint(endpoints=self._endpoints, runs=serving.runs)
+        self._endings: set[Ending] = set()
+        """One for each connection at most."""
         self._on_empty: Callable[[], None] | None = None
 
     # --- for connections ---------------------------------------------------------------------
@@ -85,7 +86,10 @@ class Front:
             self.refused(fault)
             turn.respond_fault(fault, **({"Allow": methods} if fault.status == 405 else {}))
         elif request.method == "DELETE":
-            self._end(turn)
+            ending = Ending(turn, runs=self._serving.runs, over=self._endings.discard)
+            self._endings.add(ending)
+            ending.begin(RequestId(request.path.removeprefix(STREAMS_PATH)))
+            return ending
         else:
             answer = Answer(serving=self._serving, turn=turn, opening=opening)
             answer.begin()
@@ -111,6 +115,8 @@ class Front:
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._serving.open_requests.stop(grace_s=self.settings.shutdown_grace_s)
+        for ending in list(self._endings):
+            await ending.stop()
         self._serving.runs.close()
         await self.framework.stop()
 
@@ -119,19 +125,6 @@ class Front:
         if path.startswith(STREAMS_PATH):
             return self._streams, "GET, DELETE"
         return self._endpoints.get(path), "POST"
-
-    def _end(self, turn: Turn) -> None:
-        """Nobody will come back to a request that could be continued. Idempotent."""
-        request_id = RequestId(turn.request.path.removeprefix(STREAMS_PATH))
-        try:
-            run = self._serving.runs.find_to_end(request_id, tenant=tenant_of(turn.request))
-        except RequestGone:
-            turn.respond(204, b"")
-        except PddError as error:
-            turn.respond_error(error)
-        else:
-            run.close(RequestFailed("it was cancelled by a client"))
-            turn.respond(204, b"")
 
     def _preflight(self, turn: Turn) -> None:
         if self._cors.allows(turn.request):

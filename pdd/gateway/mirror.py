@@ -16,10 +16,11 @@ configured to, from then on."""
 class MirrorSink:
     """Implements ``Sink``: all goes to the run, but that its scheduler was lost."""
 
-    def __init__(self, run: Run, *, lost: Callable[[Run, PddError], None]) -> None:
+    def __init__(self, run: Run, *, holder: str, lost: Callable[[Run, PddError], None]) -> None:
+        """``holder``: the other scheduler."""
         self._run = run
         self._lost = lost
-        run.is_mirror = True
+        run.holder = holder
 
     def planned(self, plan: Plan) -> None:
         self._run.planned(plan)

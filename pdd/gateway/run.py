@@ -75,10 +75,15 @@ class Run:
         self._is_retold = False
         self._is_known = False
         """It is told again from its beginning, of which the records have some."""
-        self.is_mirror = False
-        """Another scheduler has it."""
+        self.holder = ""
+        """The other scheduler that has it; empty: this one."""
         self.is_adrift = False
         """That scheduler was lost; nobody has it until ``go_on``."""
+
+    @property
+    def is_mirror(self) -> bool:
+        """Another scheduler has it."""
+        return bool(self.holder)
 
     @property
     def ended_well(self) -> bool:
@@ -112,7 +117,8 @@ class Run:
 
     def go_on(self, inference: Inference, *, linger_s: float) -> None:
         """It was adrift and is this scheduler's own now: it is told again from its beginning."""
-        self.is_adrift = self.is_mirror = False
+        self.is_adrift = False
+        self.holder = ""
         self._is_known = True
         self._inference = inference
         self._linger_s = linger_s

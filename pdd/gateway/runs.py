@@ -24,7 +24,14 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from pdd.core.errors import InvalidRequest, NodeUnavailable, PddError, RequestGone, UnknownRequest
+from pdd.core.errors import (
+    InvalidRequest,
+    NodeUnavailable,
+    PddError,
+    RequestFailed,
+    RequestGone,
+    UnknownRequest,
+)
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Inference, Sink
 from pdd.core.requests import GenerateRequest
@@ -228,7 +235,8 @@ class Runs:
         if name.key:
             self._by_key[key] = run
         run.take_over(job)
-        remote.start(job.request, MirrorSink(run, lost=self._on_holder_lost))
+        sink = MirrorSink(run, holder=remote.holder, lost=self._on_holder_lost)
+        remote.start(job.request, sink)
 
     def _on_holder_lost(self, run: Run, error: PddError) -> None:
         """Its scheduler is gone. Nodes have it for a while, and one of them may give it here."""
@@ -260,7 +268,8 @@ class Runs:
             return  # that of its former holder, or of one that has it no more
         if remote is not None and run.is_adrift:
             run.go_on(remote, linger_s=MIRROR_LINGER_S)
-            remote.start(remote.request, MirrorSink(run, lost=self._on_holder_lost))
+            sink = MirrorSink(run, holder=remote.holder, lost=self._on_holder_lost)
+            remote.start(remote.request, sink)
         elif remote is not None:
             remote.cancel(run.request_id)
 
@@ -329,19 +338,39 @@ class Runs:
             "one, ended long ago, or had no Idempotency-Key and ended with its connection"
         )
 
-    def find_to_end(self, request_id: RequestId, *, tenant: str) -> Run:
-        """``find``, for who wants to end it: that can only be done where it runs.
+    async def end(self, request_id: RequestId, *, tenant: str) -> None:
+        """Nobody will come back to a request: cancel it, wherever in the group it runs. Idempotent.
 
         Raises:
-            NodeUnavailable: another scheduler has it.
+            UnknownRequest: see ``find``.
+            NodeUnavailable: the scheduler that has it has not said that it is over.
         """
-        run = self.find(request_id, tenant=tenant)
-        if run.is_mirror and not run.ended_well:
+        try:
+            run = self.find(request_id, tenant=tenant)
+        except RequestGone:
+            return
+        except PddError:
+            if self._elsewhere is None:
+                raise
+            if not await self._elsewhere.end(request_id, tenant=tenant):
+                raise
+            return
+        if not run.is_mirror or run.ended_well:
+            run.close(RequestFailed("it was cancelled by a client"))
+        elif run.is_adrift or self._elsewhere is None:
             raise NodeUnavailable(
-                f"request {request_id} runs at another scheduler and is only shown at this one; "
-                "end it where it was sent, or let it end by itself"
+                f"request {request_id} was at scheduler {run.holder}, which is lost, and no node "
+                "has come with it so far; end it again in a moment"
             )
-        return run
+        else:
+            await self._elsewhere.end(request_id, tenant=tenant, holder=run.holder)
+
+    def end_here(self, request_id: RequestId, *, tenant: str) -> None:
+        """For another scheduler. Raises UnknownRequest, RequestGone."""
+        run = self.find(request_id, tenant=tenant)
+        if run.is_mirror:
+            raise UnknownRequest(f"request {request_id} is another scheduler's")
+        run.close(RequestFailed("it was cancelled by a client"))
 
     def close(self) -> None:
         """The process stops. What can be continued elsewhere is left to the nodes."""

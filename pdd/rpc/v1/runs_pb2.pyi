@@ -68,3 +68,19 @@ class RunEnd(_message.Message):
     finish: _cluster_pb2.NodeFinish
     usage: _inference_pb2.Usage
     def __init__(self, finish: _Optional[_Union[_cluster_pb2.NodeFinish, _Mapping]] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("scheduler", "request_id", "tenant")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    request_id: str
+    tenant: str
+    def __init__(self, scheduler: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class EndResponse(_message.Message):
+    __slots__ = ("failed",)
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    failed: _decisions_pb2.PlaceRefused
+    def __init__(self, failed: _Optional[_Union[_decisions_pb2.PlaceRefused, _Mapping]] = ...) -> None: ...

@@ -45,6 +45,11 @@ class RunsStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowResponse.FromString,
                 _registered_method=True)
+        self.End = channel.unary_unary(
+                '/pdd.rpc.v1.Runs/End',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.EndRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.EndResponse.FromString,
+                _registered_method=True)
 
 
 class RunsServicer:
@@ -68,6 +73,14 @@ class RunsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def End(self, request, context):
+        """End cancels a request that runs at the scheduler that is asked: nobody will come back to it.
+        Idempotent. What is wrong with the request, or that there is none, is in the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +93,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowResponse.SerializeToString,
+            ),
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.EndRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.EndResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +155,33 @@ class Runs:
             '/pdd.rpc.v1.Runs/Follow',
             pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def End(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Runs/End',
+            pdd_dot_rpc_dot_v1_dot_runs__pb2.EndRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_runs__pb2.EndResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -236,3 +236,46 @@ async def test_what_its_scheduler_lost_with_its_own_life_is_unknown_and_not_said
         told = a.desk.explain(RequestId("r-lost"), tenant="default")
         assert isinstance(told, NodeUnavailable)
         assert "scheduler b, which had it, is lost" in str(told)
+
+
+async def test_who_will_not_come_back_may_say_so_at_any_scheduler() -> None:
+    async with sides() as (a, b):
+        own = await b.ask()
+        for _ in range(2):  # before its row has come, and after
+            with pytest.raises(UnknownRequest):
+                await a.runs.end(R1, tenant="another")
+            a.hear(held(R1, holder="b", tenant="default", key=resume_key(NAME)))
+        assert not own.over
+        await a.runs.end(R1, tenant="default")
+        assert str(own.error) == "it was cancelled by a client"
+        await a.runs.end(R1, tenant="default")  # it was over already
+
+
+async def test_a_request_is_ended_before_its_row_has_come() -> None:
+    async with sides() as (a, b):
+        own = await b.ask()
+        await a.runs.end(R1, tenant="default")
+        assert str(own.error) == "it was cancelled by a client"
+        await b.server.stop(grace=None)
+        with pytest.raises(UnknownRequest, match="not known to this scheduler"):
+            await a.runs.end(RequestId("r-nobody"), tenant="default")
+
+
+async def test_who_follows_elsewhere_ends_it_where_it_runs_and_hears_of_it() -> None:
+    async with sides() as (a, b):
+        own = await b.ask()
+        shown = await a.ask(RequestId("r-a"))
+        await a.runs.end(R1, tenant="default")
+        await until_over(shown)
+        assert str(own.error) == str(shown.error) == "it was cancelled by a client"
+
+
+async def test_a_request_is_not_said_to_be_over_by_a_scheduler_that_does_not_answer() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        a.hear(held(R1, holder="b", tenant="default", key=resume_key(NAME)))
+        await b.server.stop(grace=None)
+        with pytest.raises(
+            NodeUnavailable, match=r"scheduler b, which has not said .* end it again"
+        ):
+            await a.runs.end(R1, tenant="default")

@@ -41,6 +41,8 @@ def frame(index: int, text: str) -> Frame:
 class Shown:
     """A request of another scheduler; the test says what it shows."""
 
+    holder = "scheduler-1"
+
     def __init__(self, request: GenerateRequest = REQUEST) -> None:
         self.request = request
         self.sink: Sink | None = None
@@ -61,6 +63,8 @@ class Others:
         self.claimed: Shown | None = None
         self.found: Shown | PddError | None = None
         self.told: PddError | None = None
+        self.has_it = False
+        self.ended: list[tuple[RequestId, str]] = []
         self.claim_count = 0
         self.known: Sequence[int] = ()
         self.may_answer = asyncio.Event()
@@ -78,6 +82,10 @@ class Others:
         if isinstance(self.found, PddError):
             raise self.found
         return self.found
+
+    async def end(self, request_id: RequestId, *, tenant: str, holder: str = "") -> bool:
+        self.ended.append((request_id, holder))
+        return self.has_it
 
     def explain(self, request_id: RequestId, *, tenant: str) -> PddError | None:
         return self.told
@@ -186,17 +194,31 @@ async def test_a_request_that_is_only_shown_here_is_not_shown_on() -> None:
         await rig.runs.known_by_key(NAME.path, NAME.tenant, NAME.key)
 
 
-async def test_a_request_that_is_only_shown_here_is_not_said_to_be_ended_here() -> None:
+async def test_a_request_that_is_only_shown_here_is_ended_where_it_runs() -> None:
     rig = Rig()
     sink, shown = await rig.follow()
-    with pytest.raises(NodeUnavailable, match="end it where it was sent"):
-        rig.runs.find_to_end(R1, tenant="default")
+    await rig.runs.end(R1, tenant="default")
+    assert rig.others.ended == [(R1, "scheduler-1")]
     assert not shown.is_cancelled
-    assert not sink.over
+    assert not sink.over, "its scheduler says so, when it is"
     assert shown.sink is not None
     shown.sink.failed(SchedulerStopping("lost"))
+    with pytest.raises(NodeUnavailable, match="scheduler-1, which is lost"):
+        await rig.runs.end(R1, tenant="default")
     rig.runs.adopt(REQUEST)
-    assert not rig.runs.find_to_end(R1, tenant="default").is_mirror, "it is this one's now"
+    await rig.runs.end(R1, tenant="default")
+    assert sink.over, "it is this one's now"
+    assert len(rig.others.ended) == 1
+
+
+async def test_a_request_that_is_not_here_is_ended_where_it_is_known_to_be() -> None:
+    rig = Rig()
+    rig.others.told = NodeUnavailable("request r-1 is at scheduler-1")
+    with pytest.raises(NodeUnavailable, match="is at scheduler-1"):
+        await rig.runs.end(R1, tenant="default")
+    rig.others.has_it = True
+    await rig.runs.end(R1, tenant="default")
+    assert rig.others.ended == [(R1, ""), (R1, "")]
 
 
 async def test_when_its_scheduler_is_lost_a_node_gives_it_and_no_token_is_doubled() -> None:
