@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdd.cli.options import output_option, state_dir_option
-from pdd.cli.output import print_json, print_table
+from pdd.cli.output import print_json, print_table, say
 from pdd.cli.scheduler import find_scheduler, scheduler_option
 from pdd.cli.tls import tls_options
 from pdd.core.requests import DEFAULT_TENANT
@@ -30,11 +30,14 @@ def why(
 ) -> None:
     """Show every decision about a request of the last hour: who could have had it, and why.
 
-    REQUEST_ID: as the response names it. Of several schedulers the one that leads tells;
-    a new leader does not know what was placed before it led.
+    REQUEST_ID: as the response names it. Of several schedulers any one may be asked: it asks
+    the others too, as whoever led at the time has decided, and forgets it when it ends.
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
-        decisions = found.admin.decisions(_bare(request_id))
+        told = found.admin.decisions(_bare(request_id))
+    decisions = told.decisions
+    for silent in told.silent_schedulers:
+        say(f"scheduler {silent} does not answer; what it decided is not shown")
     if output == "json":
         print_json([_as_json(decision) for decision in decisions])
         return
@@ -56,6 +59,7 @@ def _as_json(decision: "cluster_pb2.Decision") -> dict[str, Any]:
     return {
         "request_id": decision.request_id,
         "tenant": decision.tenant,
+        "scheduler": decision.scheduler or None,
         "generation": decision.generation,
         "age_s": round(decision.age_s, 3),
         "outcome": decision.outcome,
@@ -88,9 +92,10 @@ def _as_json(decision: "cluster_pb2.Decision") -> dict[str, Any]:
 
 def _print(decision: "cluster_pb2.Decision") -> None:
     path = f" {decision.path}" if decision.path else ""
+    who = f" by {decision.scheduler}" if decision.scheduler else ""
     again = f", {decision.repeated_count + 1} times" if decision.repeated_count else ""
     click.echo(
-        f"attempt {decision.generation}, {decision.age_s:.1f} s ago: {decision.outcome}{path} "
+        f"attempt {decision.generation}, {decision.age_s:.1f} s ago{who}: {decision.outcome}{path} "
         f"after {decision.waited_s * 1e3:.1f} ms{again}"
     )
     click.echo(f"  {decision.reason}")

@@ -8,7 +8,7 @@ does needs it, and one stolen node key must not drain the others.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import grpc
@@ -187,16 +187,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ListDecisionsResponse:
         """See cluster.proto; an operator's read."""
         await self._admit_operator(context)
-        if (answer := await self._of_leader("ListDecisions", request, context)) is not None:
-            return cast("cluster_pb2.ListDecisionsResponse", answer)
-        decisions = self._handler.operator.decisions(request.request_id)
+        own = self._handler.operator.decisions(request.request_id)
+        name = "" if self._leader is None else self._leader.name
+        answers: dict[str, Any] = {name: cluster_pb2.ListDecisionsResponse(decisions=own)}
+        silent: list[str] = []
+        if self._leader is not None:
+            # Whoever led at the time has placed it: its attempts may be at several.
+            others, silent = await self._leader.ask_others("ListDecisions", request, context)
+            answers |= others
+        decisions = merged_decisions(answers)
         if not decisions:
+            others_silent = f" ({', '.join(silent)} did not answer)" if silent else ""
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"nothing is remembered of request {request.request_id!r}: it is too long ago, or "
-                "it was placed before this scheduler led or was started",
+                f"nothing is remembered of request {request.request_id!r}{others_silent}: it is "
+                "too long ago, or the scheduler that placed it was started again since",
             )
-        return cluster_pb2.ListDecisionsResponse(decisions=decisions)
+        return cluster_pb2.ListDecisionsResponse(decisions=decisions, silent_schedulers=silent)
 
     async def ListReplicas(
         self, request: cluster_pb2.ListReplicasRequest, context: Any
@@ -304,6 +311,18 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
                 await session.outbox.take(), kinds=("submits", "cancels", "claims")
             ):
                 await context.write(message)
+
+
+def merged_decisions(
+    answers: Mapping[str, cluster_pb2.ListDecisionsResponse],
+) -> list[cluster_pb2.Decision]:
+    """Of several schedulers by name, oldest first. Each says who decided it."""
+    decisions: list[cluster_pb2.Decision] = []
+    for name, answer in answers.items():
+        for decision in answer.decisions:
+            decision.scheduler = name
+            decisions.append(decision)
+    return sorted(decisions, key=lambda one: -one.age_s)
 
 
 @contextlib.asynccontextmanager

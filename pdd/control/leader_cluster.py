@@ -1,5 +1,6 @@
-"""What is asked of any scheduler and known to the leader: passed on, once."""
+"""What is asked of any scheduler and known to the leader, or to some: passed on, once."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,11 +24,13 @@ class LeaderCluster:
         self,
         address: Callable[[], str],
         *,
+        name: str = "",
         addresses: Mapping[str, str] | None = None,
         security: Security = PLAIN,
     ) -> None:
-        """``address``: of the leader; empty where this scheduler is to answer itself.
-        ``addresses``: of all schedulers, by name."""
+        """``address``: of the leader; empty where this scheduler is to answer itself. ``name``:
+        this scheduler's. ``addresses``: of all schedulers, by name."""
+        self.name = name
         self._address = address
         self._addresses = addresses or {}
         self._security = security
@@ -49,3 +52,33 @@ class LeaderCluster:
                     return None
                 await context.abort(error.code(), error.details())
                 raise  # not reached: abort raised
+
+    async def ask_others(
+        self, method: str, request: Any, context: Any
+    ) -> tuple[dict[str, Any], list[str]]:
+        """All at the same time: what the others know, by name; and who did not answer. One that
+        knows nothing is in neither. Nobody is asked on behalf of another scheduler."""
+        if _MARK in dict(context.invocation_metadata()):
+            return {}, []
+        others = [name for name in self._addresses if name != self.name]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._ask_one(name, method, request)) for name in others]
+        told = [task.result() for task in asked]
+        answers = {
+            name: answer
+            for name, (answer, _) in zip(others, told, strict=True)
+            if answer is not None
+        }
+        silent = [name for name, (_, is_silent) in zip(others, told, strict=True) if is_silent]
+        return answers, silent
+
+    async def _ask_one(self, name: str, method: str, request: Any) -> tuple[Any | None, bool]:
+        """What it knows, and whether it did not answer."""
+        address = self._addresses[name]
+        async with self._security.channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = getattr(cluster_pb2_grpc.ClusterStub(channel), method)
+            try:
+                answer = await call(request, timeout=_TIMEOUT_S, metadata=((_MARK, "1"),))
+            except grpc.aio.AioRpcError as error:
+                return None, error.code() is not grpc.StatusCode.NOT_FOUND
+            return answer, False

@@ -72,12 +72,13 @@ class ClusterAdmin:
         )
         return response
 
-    def decisions(self, request_id: str) -> "list[cluster_pb2.Decision]":
-        """How a request of the last hour was placed, oldest decision first."""
+    def decisions(self, request_id: str) -> "cluster_pb2.ListDecisionsResponse":
+        """How a request of the last hour was placed, oldest decision first, whoever decided."""
         from pdd.rpc.v1 import cluster_pb2
 
         request = cluster_pb2.ListDecisionsRequest(request_id=request_id)
-        return list(self._call(self._stub.ListDecisions, request).decisions)
+        response: cluster_pb2.ListDecisionsResponse = self._call(self._stub.ListDecisions, request)
+        return response
 
     def replicas(self) -> "list[cluster_pb2.ReplicaInfo]":
         """Every replica of the schedulers' log, by name."""

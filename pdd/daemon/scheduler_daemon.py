@@ -150,7 +150,10 @@ class _SchedulerDaemon:
             leader=None
             if self._group is None
             else LeaderCluster(
-                self._group.leader_address, addresses=self._addresses(), security=security
+                self._group.leader_address,
+                name=self._config.node.name,
+                addresses=self._addresses(),
+                security=security,
             ),
         )
         SecurityMetrics(

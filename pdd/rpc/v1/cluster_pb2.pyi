@@ -736,10 +736,12 @@ class ListDecisionsRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ListDecisionsResponse(_message.Message):
-    __slots__ = ("decisions",)
+    __slots__ = ("decisions", "silent_schedulers")
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SCHEDULERS_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
-    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+    silent_schedulers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., silent_schedulers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LocateBlocksRequest(_message.Message):
     __slots__ = ("what",)
@@ -792,7 +794,7 @@ class HeldOnNode(_message.Message):
     def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., leased_block_count: _Optional[int] = ..., is_answered: _Optional[bool] = ..., ranks: _Optional[_Iterable[_Union[RankBlocks, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("request_id", "generation", "age_s", "outcome", "path", "reason", "waited_s", "repeated_count", "choices", "path_inputs", "tenant")
+    __slots__ = ("request_id", "generation", "age_s", "outcome", "path", "reason", "waited_s", "repeated_count", "choices", "path_inputs", "tenant", "scheduler")
     class PathInputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -811,6 +813,7 @@ class Decision(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PATH_INPUTS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     age_s: float
@@ -822,7 +825,8 @@ class Decision(_message.Message):
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     path_inputs: _containers.ScalarMap[str, float]
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., age_s: _Optional[float] = ..., outcome: _Optional[str] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeated_count: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., path_inputs: _Optional[_Mapping[str, float]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    scheduler: str
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., age_s: _Optional[float] = ..., outcome: _Optional[str] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeated_count: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., path_inputs: _Optional[_Mapping[str, float]] = ..., tenant: _Optional[str] = ..., scheduler: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("role", "candidates", "other_counts")

@@ -160,8 +160,8 @@ class ClusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDecisions(self, request, context):
-        """ListDecisions tells how a request of the last hour was placed. Idempotent. Errors: NOT_FOUND
-        (nothing is remembered of it).
+        """ListDecisions tells how a request of the last hour was placed, whichever scheduler did that: the
+        others are asked for a second. Idempotent. Errors: NOT_FOUND (nobody remembers anything of it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -17,8 +17,15 @@ DRAIN = cluster_pb2.GetDrainStateRequest(node="decode-0")
 
 
 @contextlib.asynccontextmanager
-async def serving(scheduler: Scheduler, leader: Callable[[], str]) -> AsyncIterator[str]:
-    servicer = ClusterServicer(scheduler.driver, leader=LeaderCluster(leader))
+async def serving(
+    scheduler: Scheduler,
+    leader: Callable[[], str],
+    *,
+    name: str = "",
+    addresses: dict[str, str] | None = None,
+) -> AsyncIterator[str]:
+    others = LeaderCluster(leader, name=name, addresses=addresses)
+    servicer = ClusterServicer(scheduler.driver, leader=others)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     cluster_pb2_grpc.add_ClusterServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -66,3 +73,40 @@ async def test_two_that_take_each_other_for_the_leader_pass_a_question_on_once()
         addresses += [one, other]
         with pytest.raises(grpc.aio.AioRpcError, match="there are none"):
             await ask(one, "GetDrainState", DRAIN)
+
+
+def decided(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, *ages_s: float) -> None:
+    """It has decided about r-1 so long ago."""
+    decisions = [cluster_pb2.Decision(request_id="r-1", age_s=age_s) for age_s in ages_s]
+    monkeypatch.setattr(
+        scheduler.driver.operator, "decisions", lambda name: decisions if name == "r-1" else []
+    )
+
+
+async def test_how_a_request_was_placed_is_told_by_whoever_remembers_it_at_any_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses: dict[str, str] = {"c": "127.0.0.1:1"}
+    schedulers = {name: Scheduler() for name in "ab"}
+    decided(schedulers["a"], monkeypatch, 9.0, 7.0)
+    decided(schedulers["b"], monkeypatch, 8.0)
+    async with (
+        serving(schedulers["a"], lambda: "", name="a", addresses=addresses) as a,
+        serving(schedulers["b"], lambda: "", name="b", addresses=addresses) as b,
+    ):
+        addresses |= {"a": a, "b": b}
+        request = cluster_pb2.ListDecisionsRequest(request_id="r-1")
+        for address in (a, b):
+            told = await ask(address, "ListDecisions", request)
+            assert [(one.scheduler, one.age_s) for one in told.decisions] == [
+                ("a", 9.0),
+                ("b", 8.0),
+                ("a", 7.0),
+            ]
+            assert list(told.silent_schedulers) == ["c"]
+        decided(schedulers["a"], monkeypatch)
+        told = await ask(a, "ListDecisions", request)
+        assert [one.scheduler for one in told.decisions] == ["b"]
+        unknown = cluster_pb2.ListDecisionsRequest(request_id="r-2")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"c did not answer\): it is too long ago"):
+            await ask(a, "ListDecisions", unknown)
