@@ -78,7 +78,7 @@ class Run:
         self.holder = ""
         """The other scheduler that has it; empty: this one."""
         self.is_adrift = False
-        """That scheduler was lost; nobody has it until ``go_on``."""
+        """That scheduler was lost; nobody has it until ``go_on``, or until it is over."""
 
     @property
     def is_mirror(self) -> bool:
@@ -113,7 +113,7 @@ class Run:
 
     def set_adrift(self) -> None:
         """The scheduler that has it was lost."""
-        self.is_adrift = True
+        self.is_adrift = not self._is_over
 
     def go_on(self, inference: Inference, *, linger_s: float) -> None:
         """It was adrift and is this scheduler's own now: it is told again from its beginning."""
@@ -270,6 +270,7 @@ class Run:
     def _finish(self, reason: str) -> list[Sink]:
         """Close the run; who has listened to it."""
         self._is_over = True
+        self.is_adrift = False
         self.end_reason = reason
         self._stop_timer()
         listeners = list(self._listeners)

@@ -18,6 +18,7 @@ from pdd.core.frames import Frame
 from pdd.core.identity import RequestId
 from pdd.core.ports import Sink
 from pdd.core.requests import GenerateRequest
+from pdd.gateway import runs as runs_module
 from pdd.gateway.job import Job
 from pdd.gateway.run import RunName
 from pdd.gateway.runs import Runs
@@ -105,14 +106,14 @@ class Started:
 
 
 class Rig:
-    def __init__(self, *, wait_s: float = 0.0) -> None:
+    def __init__(self, *, wait_s: float = 0.0, linger_s: float = 60.0) -> None:
         self.others, self.inference = Others(), Started()
         self.sought: list[RequestId] = []
         self.runs = Runs(
             inference=self.inference,
             clock=asyncio.get_running_loop().time,
             age_s=60.0,
-            linger_s=60.0,
+            linger_s=linger_s,
             wait_s=wait_s,
             seek=lambda request_id, key: bool(self.sought.append(request_id)),
             elsewhere=self.others,
@@ -251,6 +252,26 @@ async def test_when_a_third_scheduler_has_taken_it_over_it_is_shown_from_there()
         third.sink.tokens(frame(index, text))
     third.sink.ended(ended())
     assert text_of(sink) == "abc"
+
+
+@pytest.mark.parametrize("third", [None, Shown()], ids=["nobody", "a third scheduler"])
+async def test_when_the_last_client_leaves_one_that_is_adrift_nobody_waits_for_it_any_more(
+    third: Shown | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_module, "MIRROR_LINGER_S", 0.0)
+    rig = Rig(linger_s=0.3)
+    sink, shown = await rig.follow()
+    assert shown.sink is not None
+    before = asyncio.all_tasks()
+    shown.sink.failed(SchedulerStopping("lost"))
+    (waiting,) = asyncio.all_tasks() - before
+    rig.others.found = third
+    rig.runs.find(R1, tenant="default").leave(sink)
+    await until(lambda: not len(rig.runs))
+    _, adopted = rig.runs.adopt(REQUEST)
+    await waiting
+    assert rig.runs.find(R1, tenant="default") is adopted
+    assert third is None or third.sink is None, "it is not shown to nobody"
 
 
 async def test_a_failure_that_its_scheduler_tells_is_told() -> None:
