@@ -159,6 +159,9 @@ class Runs:
         claiming = asyncio.create_task(self._elsewhere.claim(name, resume_key(name)))
         try:
             await self._until_claimed(claiming, name, key)
+        except asyncio.CancelledError:
+            claiming.add_done_callback(_let_go)
+            raise
         finally:
             claiming.cancel()
             await asyncio.wait({claiming})
@@ -411,3 +414,12 @@ class Runs:
         self._gone[run.request_id] = run.name.tenant, why
         if len(self._gone) > GONE_COUNT_MAX:
             self._gone.popitem(last=False)
+
+
+def _let_go(claiming: asyncio.Task[Remote | None]) -> None:
+    """Whoever asked has left: nobody looks at what the claim may have found."""
+    if claiming.cancelled() or claiming.exception() is not None:
+        return
+    remote = claiming.result()
+    if remote is not None:
+        remote.cancel(remote.request.request_id)

@@ -181,6 +181,19 @@ async def test_while_no_scheduler_leads_a_node_may_tell_what_a_lost_one_had() ->
     assert not rig.runs.find(R1, tenant="default").is_mirror
 
 
+async def test_what_another_scheduler_shows_to_one_that_has_just_left_is_let_go() -> None:
+    rig = Rig()
+    shown = rig.others.claimed = Shown()
+    rig.others.may_answer.clear()
+    asking = asyncio.create_task(rig.ask())
+    await until(lambda: rig.sought)
+    rig.others.may_answer.set()
+    asyncio.get_running_loop().call_soon(asking.cancel)  # once the claim is answered
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+    await until(lambda: shown.is_cancelled)
+
+
 async def test_another_body_with_a_key_of_another_scheduler_is_refused() -> None:
     rig = Rig()
     rig.others.claimed = Shown()
@@ -268,7 +281,9 @@ async def test_when_the_last_client_leaves_one_that_is_adrift_nobody_waits_for_i
     rig.others.found = third
     rig.runs.find(R1, tenant="default").leave(sink)
     await until(lambda: not len(rig.runs))
-    _, adopted = rig.runs.adopt(REQUEST)
+    rig.runs.adopt(REQUEST)
+    adopted = rig.runs.find(R1, tenant="default")
+    adopted.listen(Collected())
     await waiting
     assert rig.runs.find(R1, tenant="default") is adopted
     assert third is None or third.sink is None, "it is not shown to nobody"
