@@ -40,10 +40,12 @@ class KeyClaims:
     def claim(self, key: bytes, claimer: str, *, released_by: str = "") -> str:
         """Who has the key: ``claimer``, or the one that must be asked. ``released_by``: a scheduler
         that has said that it has nothing under that key (any more)."""
-        holder = self._holders.get(key) or self._holder_of(key)
-        is_free = holder is None or holder == released_by or not self._is_there(holder)
-        if holder is None or is_free:
-            holder = claimer
+        holder = claimer
+        # Who has claimed it, then who says to have it: another may have taken it over from there.
+        for one in (self._holders.get(key), self._holder_of(key)):
+            if one is not None and one != released_by and self._is_there(one):
+                holder = one
+                break
         self._holders[key] = holder
         self._holders.move_to_end(key)
         if len(self._holders) > self._claims_max:

@@ -9,7 +9,8 @@ def claims(
     *, rows: dict[bytes, str] | None = None, there: set[str] | None = None, most: int = 10
 ) -> KeyClaims:
     alive = ALL if there is None else there
-    return KeyClaims(holder_of=(rows or {}).get, is_there=alive.__contains__, claims_max=most)
+    said = {} if rows is None else rows
+    return KeyClaims(holder_of=said.get, is_there=alive.__contains__, claims_max=most)
 
 
 def test_the_first_that_asks_has_it_and_the_others_are_sent_there() -> None:
@@ -25,6 +26,26 @@ def test_a_new_leader_knows_from_the_table() -> None:
 def test_what_a_lost_scheduler_had_is_for_the_next_that_asks() -> None:
     one = claims(rows={b"k": "a"}, there={"b", "c"})
     assert [one.claim(b"k", who) for who in ("b", "c")] == ["b", "b"]
+
+
+def test_what_was_taken_over_from_a_lost_scheduler_is_not_for_the_next_that_asks() -> None:
+    rows: dict[bytes, str] = {}
+    there = {"a", "b", "c"}
+    one = claims(rows=rows, there=there)
+    assert one.claim(b"k", "a") == "a"
+    there.discard("a")
+    rows[b"k"] = "b"  # a node has given the request to b
+    assert one.claim(b"k", "c") == "b"
+    assert one.claim(b"k", "c", released_by="b") == "c"
+
+
+def test_what_was_taken_over_from_one_that_is_back_is_not_for_the_next_that_asks() -> None:
+    rows: dict[bytes, str] = {}
+    one = claims(rows=rows)
+    assert one.claim(b"k", "a") == "a"
+    rows[b"k"] = "b"
+    assert one.claim(b"k", "c", released_by="a") == "b"
+    assert one.claim(b"k", "c", released_by="b") == "c"
 
 
 def test_a_scheduler_that_has_nothing_there_any_more_lets_go_of_it_once() -> None:
