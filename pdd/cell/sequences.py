@@ -29,6 +29,8 @@ by, so that they may be in a cell with ones that do."""
 RUNNING_MAX = 100_000
 ENDED_MAX = 10_000
 KEY_BYTES_MAX = 16
+HOW_LOST = "its scheduler was lost, or the word of its end"
+"""How a request ended of which nobody tells any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class SequenceEnded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderLost:
     """What this scheduler had is nobody's: nodes keep it for a while for whoever its clients come
-    back to. ``is_final``: not any more."""
+    back to. ``is_final``: not any more, save what it has said to have since."""
 
     holder: str
     is_final: bool
@@ -232,10 +234,10 @@ class SequenceTable:
 
     def _lose(self, lost: HolderLost) -> None:
         for request_id, row in self._held_by(lost.holder):
-            if lost.is_final:
-                self._close(request_id, row, how="its scheduler was lost", at_ms=lost.at_ms)
-            else:
+            if not lost.is_final:
                 self._running[request_id] = replace(row, is_adrift=True)
+            elif row.is_adrift:
+                self._close(request_id, row, how=HOW_LOST, at_ms=lost.at_ms)
 
     def _close(self, request_id: str, row: SequenceRow, *, how: str, at_ms: int) -> None:
         del self._running[request_id]

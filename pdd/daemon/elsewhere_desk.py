@@ -23,7 +23,7 @@ from pdd.core.errors import NodeUnavailable, PddError, RequestGone, UnknownReque
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Sink
 from pdd.core.requests import GenerateRequest
-from pdd.daemon.group_desk import GroupDesk
+from pdd.daemon.group_desk import LOST_AFTER_S, GroupDesk
 from pdd.gateway.elsewhere import Remote
 from pdd.gateway.run import Run, RunName
 from pdd.gateway.runs import Runs
@@ -34,8 +34,6 @@ log = structlog.get_logger(__name__)
 CLAIM_WAIT_S = 5.0
 """Longer than an election."""
 _AGAIN_S = 0.1
-LOST_AFTER_S = 2.0
-"""A scheduler that has not been heard by the leader for so long has lost its keys."""
 
 
 class ElsewhereDesk:

@@ -9,6 +9,7 @@ once.
 
 * A new leader gives places when every other scheduler has told what it holds, or after SETTLE_S:
   the dead one will not tell. Else it would promise blocks that running streams fill.
+* Whoever is not attached to a new leader after LOST_AFTER_S, the former one among them, is lost.
 * What a lost scheduler held keeps its leases for HOLDER_MEMORY_S: nodes hold its sequences about so
   long for a client that comes back to another scheduler.
 """
@@ -67,6 +68,8 @@ from pdd.tls.security import Security
 log = structlog.get_logger(__name__)
 
 SETTLE_S = 0.5
+LOST_AFTER_S = 2.0
+"""A scheduler that is not attached to the leader for so long has lost its keys, too."""
 HOLDER_MEMORY_S = 40.0
 
 
@@ -119,6 +122,8 @@ class GroupDesk:
         self._untold: dict[str, set[RequestId]] = {}
         """Of a scheduler that is telling what it holds: what it had and has not named yet."""
         self._lost: dict[str, asyncio.TimerHandle] = {}
+        """While this one leads, of each scheduler that is not attached: until it is noted as lost,
+        or its requests are forgotten."""
         self._link: LeaderLink | None = None
         """To the leader, while it listens."""
         self._asking: asyncio.Task[None] | None = None
@@ -193,6 +198,10 @@ class GroupDesk:
             self._settling.cancel()
             self._settling = None
         self._heard_s = dict.fromkeys(self._addresses, self._clock())
+        loop = asyncio.get_running_loop()
+        for name in self._addresses:
+            if name != self._name and name not in self._holders and name not in self._lost:
+                self._lost[name] = loop.call_later(LOST_AFTER_S, self._note_lost, name)
         log.info("leading", held=len(self._core.requests), others=len(self._others))
         self._step(LeadershipChanged(leads=True))
         self.on_leader_attached()
@@ -277,8 +286,11 @@ class GroupDesk:
         del self._holders[name]
         self._untold.pop(name, None)
         self._heard_s[name] = self._clock()
-        self.on_holder_lost(name, False)
         log.info("holder_detached", scheduler=name, reason=reason)
+        self._note_lost(name)
+
+    def _note_lost(self, name: str) -> None:
+        self.on_holder_lost(name, False)
         self._lost[name] = asyncio.get_running_loop().call_later(
             HOLDER_MEMORY_S, self._forget_holder, name
         )

@@ -2,7 +2,9 @@
 
 What changes with a step of the core is said some tens of milliseconds later, in batches, and waited
 for by nobody. It is said again, all of it, when another scheduler asks, when this one finds a
-leader, and a second after something that was said may have been lost.
+leader, and a second after something that was said may have been lost. That may have been the word
+of an end, as it may for all that a former life has said: what is not said again is adrift then, and
+``HOLDER_MEMORY_S`` later it is over.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from pdd.cell.sequences import (
     SoftOperation,
 )
 from pdd.core.identity import RequestId
+from pdd.daemon.group_desk import HOLDER_MEMORY_S
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import Announce, Complete, Effect, Fail, Submit
 from pdd.scheduler.events import Event, RequestArrived, RequestCancelled
@@ -48,7 +51,8 @@ class SequenceDesk:
         self._say = say
         self._said: dict[RequestId, _Place] = {}
         self._again: asyncio.TimerHandle | None = None
-        say(HolderLost(holder=name, is_final=False, at_ms=_now_ms()))  # a former life
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._set_adrift()  # what a former life has said
 
     # --- what happens here -------------------------------------------------------------------
 
@@ -132,12 +136,28 @@ class SequenceDesk:
 
     def _say_again(self) -> None:
         self._again = None
+        self._set_adrift()
         self.say_all()
         self._say(RowsAsked(by=self._name))
 
+    def _set_adrift(self) -> None:
+        """What this scheduler is said to have, until it says so again."""
+        self.holder_lost(self._name, is_final=False)
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        loop = asyncio.get_running_loop()
+        self._forgetting = loop.call_later(HOLDER_MEMORY_S, self._forget_adrift)
+
+    def _forget_adrift(self) -> None:
+        self._forgetting = None
+        self._say(HolderLost(holder=self._name, is_final=True, at_ms=_now_ms()))
+        self.say_all()  # a release before this one ends all of them
+
     def holder_lost(self, scheduler: str, is_final: bool) -> None:
-        """The leader's word on another scheduler."""
-        self._say(HolderLost(holder=scheduler, is_final=is_final, at_ms=_now_ms()))
+        """What is known here of a scheduler: of another one as the leader, or of its own past."""
+        self._say(HolderLost(holder=scheduler, is_final=False, at_ms=_now_ms()))
+        if is_final:  # the word before may have been lost
+            self._say(HolderLost(holder=scheduler, is_final=True, at_ms=_now_ms()))
 
 
 def _now_ms() -> int:

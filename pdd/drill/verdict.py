@@ -10,7 +10,7 @@ from pdd.replication.percentiles import percentile
 _SHOWN_CHARS = 60
 
 
-_LOST = ("is not known to this scheduler", "(its scheduler was lost)")
+_LOST = ("is not known to this scheduler", "(its scheduler was lost")
 """What a client hears whose request nobody knows any more."""
 
 

@@ -24,6 +24,7 @@ from pdd.cell.operations import (
     Uncordoned,
 )
 from pdd.cell.sequences import (
+    HOW_LOST,
     HolderLost,
     RowsAsked,
     SequenceEnded,
@@ -158,9 +159,10 @@ def test_the_table_is_what_a_dumb_one_says_however_the_batches_are_cut(
                 dumb[one.request_id] = (row[0], one.how, False, row[3])
         elif isinstance(one, HolderLost):
             for name, row in dumb.items():
-                if row[:2] == (one.holder, ""):
-                    how = "its scheduler was lost" if one.is_final else ""
-                    dumb[name] = (row[0], how, not one.is_final, row[3])
+                if row[:2] == (one.holder, "") and not one.is_final:
+                    dumb[name] = (*row[:2], True, row[3])
+                elif row[:3] == (one.holder, "", True):
+                    dumb[name] = (row[0], HOW_LOST, False, row[3])
     machine, rest = CellMachine(soft=table), list(said)
     for size in [*sizes, *[1] * len(said)]:
         machine.apply(1, encode_rows(rest[:size]))

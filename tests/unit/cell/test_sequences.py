@@ -6,6 +6,7 @@ import pytest
 from pdd.cell.codec import CODEC, KINDS, Codec, HardEntry, SoftEntry
 from pdd.cell.machine import CellMachine
 from pdd.cell.sequences import (
+    HOW_LOST,
     SOFT_CODEC,
     HolderLost,
     RowsAsked,
@@ -80,7 +81,7 @@ def test_requests_of_a_lost_scheduler_are_adrift_and_then_ended() -> None:
         "r-2": False,
     }
     say(table, HolderLost(holder="scheduler-0", is_final=True, at_ms=6))
-    assert table.get("r-1").ended == "its scheduler was lost"  # type: ignore[union-attr]
+    assert table.get("r-1").ended == HOW_LOST  # type: ignore[union-attr]
     assert table.get("r-2").ended == ""  # type: ignore[union-attr]
 
 
@@ -91,6 +92,14 @@ def test_one_that_was_taken_over_is_adrift_no_longer() -> None:
     row = table.get("r-1")
     assert row is not None
     assert (row.is_adrift, row.ended) == (False, "")
+
+
+def test_what_a_scheduler_has_said_again_is_not_over_with_the_rest() -> None:
+    lost = HolderLost(holder="scheduler-0", is_final=False, at_ms=5)
+    table = table_of(held("r-1"), held("r-2"), lost, held("r-2"))
+    say(table, HolderLost(holder="scheduler-0", is_final=True, at_ms=6))
+    assert table.get("r-1").ended == HOW_LOST  # type: ignore[union-attr]
+    assert table.get("r-2").ended == ""  # type: ignore[union-attr]
 
 
 def test_beyond_the_bound_what_was_said_longest_ago_is_forgotten_and_counted() -> None:

@@ -17,7 +17,7 @@ from pdd.core.errors import NodeUnavailable, RequestGone, UnknownRequest
 from pdd.core.identity import RequestId
 from pdd.daemon import elsewhere_desk
 from pdd.daemon.elsewhere_desk import ElsewhereDesk
-from pdd.daemon.group_desk import GroupDesk
+from pdd.daemon.group_desk import LOST_AFTER_S, GroupDesk
 from pdd.gateway.run import RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.takeover import resume_key, with_note
@@ -174,7 +174,7 @@ async def test_a_holder_that_the_leader_has_not_heard_of_for_long_loses_its_keys
     async with sides() as (a, b):
         await b.ask()
         await b.server.stop(grace=None)
-        a.group.silent["b"] = elsewhere_desk.LOST_AFTER_S + 1
+        a.group.silent["b"] = LOST_AFTER_S + 1
         await a.ask(RequestId("r-a"))
         assert len(a.inference.requests) == 1
 

@@ -1,10 +1,13 @@
 """Whose decision an effect is, when a leader takes over what a lost scheduler had."""
 
+import pytest
+
 from pdd.control.group_convert import told_to_proto
 from pdd.control.leader_server import HolderSession
 from pdd.core.frames import EngineFacts
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Path, Plan
+from pdd.daemon import group_desk
 from pdd.daemon.group_desk import GroupDesk
 from pdd.rpc.v1 import decisions_pb2
 from pdd.scheduler.effects import Announce, Complete, Effect
@@ -13,6 +16,7 @@ from pdd.scheduler.group_events import LeadershipChanged, PlaceGiven
 from pdd.scheduler.requests import Phase, Request
 from pdd.tls.security import PLAIN
 from tests.builders import Cluster, make_finish, make_request
+from tests.waiting import until
 
 D0 = NodeName("decode-0")
 R1 = RequestId("r1")
@@ -21,13 +25,13 @@ R1 = RequestId("r1")
 class Leader:
     """A core that leads, and its desk."""
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: dict[str, str] | None = None) -> None:
         self.cluster = Cluster("prefill-0", "decode-0")
         self.own: list[Effect] = []
         """What the desk left to the streams held here."""
         self.desk = GroupDesk(
             name="s0",
-            addresses={"s0": "a", "s1": "b"},
+            addresses=addresses or {"s0": "a", "s1": "b"},
             core=self.cluster.core,
             clock=lambda: 0.0,
             security=PLAIN,
@@ -93,6 +97,19 @@ async def test_a_holder_is_told_where_less_was_left_for_what_it_runs() -> None:
         session, told_to_proto(leader.cluster.core.requests[R1], output_token_count=10, now_s=0.0)
     )
     assert len(sent) == 1, "it knows"
+
+
+async def test_a_new_leader_notes_whoever_does_not_come_to_it_and_forgets_what_that_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for wait in ("SETTLE_S", "LOST_AFTER_S", "HOLDER_MEMORY_S"):
+        monkeypatch.setattr(group_desk, wait, 0.01)
+    leader = Leader(addresses={"s0": "a", "s1": "b", "s2": "c"})
+    noted: list[tuple[str, bool]] = []
+    leader.desk.on_holder_lost = lambda name, is_final: noted.append((name, is_final))
+    leader.desk.holder_attached(HolderSession("s1"))
+    await until(lambda: len(noted) == 2)
+    assert noted == [("s2", False), ("s2", True)]
 
 
 async def test_the_end_of_what_was_taken_over_is_told_here_not_to_the_scheduler_that_is_gone() -> (
