@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from pdd.core.errors import PddError
 from pdd.gateway.errors import edge_of, error_body, make_error_body, retry_after_s
+from pdd.gateway.exposition import exposition
 from pdd.gateway.json_text import json_bytes, shorten
 from pdd.gateway.metrics import GatewayMetrics
 from pdd.gateway.open_requests import OpenRequests
@@ -86,7 +87,7 @@ class _OtherRoutes:
 
     async def metrics(self, _http: web.Request) -> web.Response:
         return web.Response(
-            body=generate_latest(self._metrics.registry),
+            body=await exposition(self._metrics.registry),
             headers={"Content-Type": CONTENT_TYPE_LATEST},
         )
 
