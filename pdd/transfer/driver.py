@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from pdd.core.identity import NodeIdentity
+from pdd.transfer.connection_numbers import ConnectionNumbers
 from pdd.transfer.pool import BlockPool
 from pdd.transfer.protocol_source import SourceProtocol
 from pdd.transfer.protocol_target import TargetProtocol
@@ -64,6 +65,9 @@ from pdd.wire.tag import NONCE_BITS
 ACTIVE_POLL_S = 0.1
 """Longest sleep while messages are in flight: UCX looks for dead peers only when it progresses."""
 STAGING_LIMIT_BYTES = 256 << 20
+HELD_GRANTS = 1024
+"""Grants of one peer that wait until a stale endpoint to it is closed; those beyond are dropped,
+and said again by the target, as one that was lost on the way."""
 
 
 class TransferDriver:
@@ -94,6 +98,8 @@ class TransferDriver:
         self._clock = clock
         self._shared = shared
         self._peers: dict[PeerId, Peer] = {}
+        self._numbers = ConnectionNumbers()
+        self._held_grants: dict[PeerId, list[tuple[ControlReceived, int]]] = {}
         self._leaving: set[PeerId] = set()  # to be forgotten when nothing needs them any more
         self._memories = PeerMemories(
             host=shared.host if shared is not None else "",
@@ -131,6 +137,7 @@ class TransferDriver:
             address=address,
             block_bytes=lambda peer: self._in_share(peer).pool.block_bytes,
             settings=settings,
+            connection_of=self._numbers.of,
             lands_direct=self._receiver.lands_direct,
             new_nonce=lambda: secrets.randbelow((1 << NONCE_BITS) - 1) + 1,
         )
@@ -184,10 +191,28 @@ class TransferDriver:
             )
         self.learn_peer(peer)
         event = ControlReceived(peer=peer.peer_id, message=message)
-        if isinstance(message, FOR_SOURCE):
+        if isinstance(message, Grant):
+            self._grant(event, message.connection)
+        elif isinstance(message, FOR_SOURCE):
             self.source(event)
         else:
             self.target(event)
+
+    def _grant(self, event: ControlReceived, connection: int) -> None:
+        """Let the source serve a grant; not before our endpoint, if it is stale, is closed."""
+        peer, transport = event.peer, self._transport
+        held = self._held_grants.get(peer)
+        if held is not None:
+            if len(held) < HELD_GRANTS:
+                held.append((event, connection))
+            return
+        has_endpoint = transport.has(peer) or transport.is_leaving(peer)
+        if self._numbers.heard(peer, connection, has_endpoint=has_endpoint):
+            self._counters["stale_endpoints_closed"] += 1
+            self._held_grants[peer] = [(event, connection)]
+            transport.abort(peer)
+        else:
+            self.source(event)
 
     def join(self, peer: Peer) -> None:
         """A peer to stay: connected now, so that no transfer pays for it."""
@@ -414,6 +439,9 @@ class TransferDriver:
         self._counters["peers_lost"] += 1
         self._sender.forget(peer)
         self._memories.forget(peer)  # before the target asks for more: then it is mapped anew
+        self._numbers.lost(peer)  # before the target asks for more: its grants say it
         event = PeerLost(peer=peer)
         self.source(event)
         self.target(event)
+        for grant, connection in self._held_grants.pop(peer, ()):
+            self._grant(grant, connection)

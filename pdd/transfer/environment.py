@@ -3,10 +3,10 @@
 Measured on loopback with ucxx 0.52 / UCX 1.21: 512 KiB TCP segments take one stream from 1.2 to
 more than 5 GB/s. With ``put_zcopy`` as its rendezvous UCX reckons that over TCP everything is sent
 faster without asking, whatever its size (``UCX_PROTO_INFO=y`` tells). Left to itself it would take
-rendezvous by active messages from 8 KiB on: 0.49 s of CPU per GB instead of 0.67, but after one
-side has closed a connection, what the other sends over its own, older endpoint is answered to the
-closed one and ends as cancelled, and each resumed transfer failed
-(``test_a_closed_connection_is_resumed_once_with_what_is_missing``).
+rendezvous by active messages from 8 KiB on: 0.49 s of CPU per GB instead of 0.67, but a send whose
+receive is never posted stays, and only closing the connection ends it. RDMA and GPU memory have
+rendezvous (``connection_numbers`` makes a resume right under it, too); all tests of the engine run
+both ways (``tests/cluster/transfer/test_rendezvous.py``).
 """
 
 _COMMON = {

@@ -84,6 +84,7 @@ class TargetProtocol:
     Args:
         identity, address: what the tickets say about this node.
         block_bytes: bytes of one block that a peer fills (packed).
+        connection_of: how many endpoints to a peer have been lost (``connection_numbers``).
         lands_direct: whether a chunk can be received in place; pure.
         new_nonce: 40 unguessable bits.
     """
@@ -95,6 +96,7 @@ class TargetProtocol:
         address: bytes,
         block_bytes: Callable[[PeerId], int],
         settings: TransferSettings,
+        connection_of: Callable[[PeerId], int],
         lands_direct: Callable[[PeerId, Record, Sequence[int]], bool],
         new_nonce: Callable[[], int],
     ) -> None:
@@ -103,6 +105,7 @@ class TargetProtocol:
             address=address,
             block_bytes=block_bytes,
             settings=settings,
+            connection_of=connection_of,
             lands_direct=lands_direct,
             new_nonce=new_nonce,
         )

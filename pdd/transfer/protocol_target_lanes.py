@@ -120,6 +120,7 @@ def _send_grant(state: TargetState, want: Want) -> None:
         lease_ms=lease_ms,
         address=state.address,
         shared=int(want.shared),
+        connection=state.connection_of(want.peer),
     )
     state.effects.append(SendControl(peer=want.peer, message=grant))
 

@@ -75,6 +75,7 @@ class TargetState:
     identity: NodeIdentity
     address: bytes
     block_bytes: Callable[[PeerId], int]
+    connection_of: Callable[[PeerId], int]
     settings: TransferSettings
     lands_direct: Callable[[PeerId, Record, Sequence[int]], bool]
     new_nonce: Callable[[], int]

@@ -42,6 +42,10 @@ class Transport(Protocol):
         """Whether there is an endpoint that is not lost."""
         ...
 
+    def is_leaving(self, peer: PeerId) -> bool:
+        """Whether an endpoint to ``peer`` is closed or lost, and ``take_lost`` has not said so."""
+        ...
+
     def post_receive(
         self, peer: PeerId, tag: int, buffer: Any, token: object, *, discard: bool = False
     ) -> None:

@@ -117,7 +117,7 @@ class UcxTransport:
     # ------------------------------------------------------------------------------ endpoints
 
     def connect(self, peer: PeerId, address: bytes) -> None:
-        if peer in self._endpoints or any(leaving == peer for leaving, _ in self._leaving):
+        if peer in self._endpoints or self.is_leaving(peer):
             return
         lib = self._lib
         endpoint = _Endpoint(None)
@@ -141,6 +141,12 @@ class UcxTransport:
     def has(self, peer: PeerId) -> bool:
         endpoint = self._endpoints.get(peer)
         return endpoint is not None and not endpoint.lost
+
+    def is_leaving(self, peer: PeerId) -> bool:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is not None:
+            return endpoint.lost
+        return any(leaving == peer for leaving, _ in self._leaving)
 
     def _on_closed(self, endpoint: _Endpoint) -> None:
         """UCX's callback, inside ``progress``: on our own close and on the peer's death."""

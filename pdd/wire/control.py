@@ -22,9 +22,9 @@ from typing import Any
 
 import msgpack
 
-CONTROL_VERSION = 2
+CONTROL_VERSION = 3
 """Of these messages and of the records in band (``wire.record``). 2: records name the generation of
-a slot in shared memory."""
+a slot in shared memory. 3: grants name the connection."""
 MAX_KEY_CHARS = 256
 MAX_BLOCKS = 1 << 20
 _NONCE_LIMIT = 1 << 40
@@ -38,6 +38,8 @@ class Grant:
     those whose index is in ``held`` have arrived in an earlier attempt and are not wanted.
     ``lease_ms`` counts from the moment the source reads the message. ``address`` is the target
     rank's (``wire.address``). ``shared`` is 1 when the target can read the source's shared memory.
+    ``connection`` counts the endpoints to the source that the target has lost: a source that has
+    lost fewer holds one that is paired with a closed one (``transfer.connection_numbers``).
     """
 
     key: str
@@ -53,6 +55,7 @@ class Grant:
     lease_ms: int
     address: bytes
     shared: int
+    connection: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,7 @@ class World:
             address=b"target",
             block_bytes=lambda peer: BLOCK_BYTES,
             settings=self.settings,
+            connection_of=lambda peer: 0,
             lands_direct=lambda peer, record, ids: lane == "direct",
             new_nonce=lambda: self.random.randrange(1, 1 << 40),
         )

@@ -17,6 +17,8 @@ from pdd.transfer.values import Peer
 from tests.waiting import wait_until
 
 os.environ.update(ucx_environment(transport="tcp", devices="lo"))
+if os.environ.get("PDD_TEST_RENDEZVOUS"):  # see test_rendezvous.py
+    del os.environ["UCX_RNDV_SCHEME"]
 
 WAIT_S = 20.0
 """How long a test waits for an event before it fails; nothing is measured with it."""

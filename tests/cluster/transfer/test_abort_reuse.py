@@ -16,17 +16,30 @@ ROUNDS = int(os.environ.get("PDD_ABORT_ROUNDS", "150"))
 """Raise it for a long proof: 5,000 rounds take about two minutes per landing."""
 
 
-@pytest.mark.parametrize("landing", ["staged", "direct", "shared", "shared-plain"])
+@pytest.mark.parametrize(
+    ("landing", "scheme"),
+    [
+        ("staged", "default"),
+        ("direct", "default"),
+        ("shared", "default"),
+        ("shared-plain", "default"),
+        ("staged", "rendezvous"),
+        ("direct", "rendezvous"),
+    ],
+)
 @pytest.mark.parametrize("seed", [1])
-def test_no_write_comes_late_after_random_aborts_and_immediate_reuse(landing, seed):
+def test_no_write_comes_late_after_random_aborts_and_immediate_reuse(landing, scheme, seed):
     script = Path(__file__).with_name("abort_reuse.py")
+    environment = {
+        **os.environ,
+        **ucx_environment(transport="tcp", devices="lo"),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    if scheme == "rendezvous":  # as on GPU nodes, where UCX chooses
+        del environment["UCX_RNDV_SCHEME"]
     done = subprocess.run(
         [sys.executable, str(script), str(seed), str(ROUNDS), landing],
-        env={
-            **os.environ,
-            **ucx_environment(transport="tcp", devices="lo"),
-            "PYTHONPATH": str(Path(__file__).parents[3]),
-        },
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60 + ROUNDS,

@@ -317,6 +317,7 @@ def test_a_ticket_that_does_not_fit_moves_nothing_and_is_counted(make_ranks, cha
         lease_ms=30_000,
         address=target.address,
         shared=0,
+        connection=0,
     )
     ticket = dataclasses.replace(ticket, **change)
     source.engine.deliver_control(target.peer, pack_control(ticket))

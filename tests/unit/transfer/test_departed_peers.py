@@ -30,6 +30,9 @@ class Transport:
     def has(self, peer):
         return peer in self.up
 
+    def is_leaving(self, peer):
+        return peer in self.lost
+
     def abort(self, peer):
         if peer in self.up:
             self.up.remove(peer)
@@ -116,6 +119,7 @@ def meet(rig, epoch):
         lease_ms=1000,
         address=peer.ucx_address,
         shared=0,
+        connection=0,
     )
     rig.driver.control(peer, pack_control(grant))
     rig.round()

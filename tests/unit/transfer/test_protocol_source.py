@@ -43,6 +43,7 @@ GRANT = Grant(
     lease_ms=30_000,
     address=b"address",
     shared=0,
+    connection=0,
 )
 
 

@@ -41,6 +41,7 @@ class Target:
             address=b"address",
             block_bytes=lambda peer: BLOCK_BYTES,
             settings=TransferSettings(digest=digest),
+            connection_of=lambda peer: 0,
             lands_direct=lambda peer, record, block_ids: direct,
             new_nonce=lambda: next(self.nonces),
         )

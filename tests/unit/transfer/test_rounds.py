@@ -53,6 +53,9 @@ class Transport:
     def has(self, peer):
         return True
 
+    def is_leaving(self, peer):
+        return False
+
     def connect(self, peer, address):
         pass
 
@@ -97,6 +100,7 @@ class Rig:
             lease_ms=1_000_000,
             address=pack_address(RankAddress(ucx_address=b"t")),
             shared=0,
+            connection=0,
         )
         target = Peer(identity=identity, rank=0, control_address="t:1", ucx_address=grant.address)
         self.driver.control(target, pack_control(grant))

@@ -29,6 +29,7 @@ GRANT = Grant(
     lease_ms=30_000,
     address=b"\x00\x01",
     shared=0,
+    connection=0,
 )
 
 
