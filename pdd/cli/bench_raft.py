@@ -33,13 +33,14 @@ def raft(seconds: float, directory: Path | None, output: str) -> None:
     outside of them. Beside it, what a bare fdatasync takes there. Then one entry at a time beside
     soft ones: those of the sequence table, and what the block directory would be in the log.
     """
-    import asyncio
+    import uvloop
 
     from pdd.replication.bench import run_bench
 
     say(f"load average before the run: {os.getloadavg()[0]:.2f} on {os.cpu_count()} CPUs")
     with scratch_directory("bench-raft", directory) as place:
-        report = asyncio.run(run_bench(place, seconds=seconds, say=say))
+        # As the daemons' loops: the client's share is the same as a scheduler's then.
+        report = uvloop.run(run_bench(place, seconds=seconds, say=say))
     if output == "json":
         print_json(asdict(report))
         return

@@ -40,6 +40,13 @@ VERSION = 1
 OLDEST_READABLE_VERSION = 1
 MAX_NUMBER = 2**63 - 1
 MAX_NAME_CHARS = 256
+_ENTRY_FIELD_COUNT = 4
+_ENTRY_KINDS = {int(kind): kind for kind in EntryKind}
+
+
+_pack = msgpack.Packer().pack
+"""`msgpack.packb` makes a packer, with a buffer of 1 MiB, for each call. One thread only: the
+loop's."""
 
 
 class DecodeError(PddError):
@@ -64,7 +71,7 @@ class Identity:
 
 def encode_message(message: Message, identity: Identity) -> bytes:
     kind, fields = _KINDS[type(message)]
-    payload: bytes = msgpack.packb(
+    payload: bytes = _pack(
         [
             VERSION,
             identity.cluster_id,
@@ -112,26 +119,25 @@ def decode_message(data: bytes, identity: Identity) -> Message:
     return message
 
 
-def pack_entries(entries: Any) -> list[list[Any]]:
-    return [[e.index, e.term, int(e.kind), e.data] for e in entries]
-
-
 def unpack_entries(rows: object) -> list[Entry]:
-    """Raises: DecodeError."""
+    """Of a message or of a WAL batch, where an entry is its own tuple. Raises: DecodeError."""
     if not isinstance(rows, list):
         raise DecodeError("entries are not a list")
     entries = []
     for row in rows:
-        if not isinstance(row, list):
-            raise DecodeError("an entry is not a list")
-        values = _Values(row)
-        index, term = values.number("index"), values.number("term")
-        try:
-            kind = EntryKind(values.number("entry kind"))
-        except ValueError as error:
-            raise DecodeError("unknown kind of entry: written by a newer version?") from error
-        entries.append(Entry(index=index, term=term, kind=kind, data=values.blob("data")))
-        values.finish()
+        if type(row) is not list or len(row) != _ENTRY_FIELD_COUNT:
+            raise DecodeError(f"an entry is not a list of {_ENTRY_FIELD_COUNT} values")
+        index, term, kind, data = row
+        if type(index) is not int or not 0 <= index <= MAX_NUMBER:
+            raise DecodeError(f"index is not a number from 0 to {MAX_NUMBER}")
+        if type(term) is not int or not 0 <= term <= MAX_NUMBER:
+            raise DecodeError(f"term is not a number from 0 to {MAX_NUMBER}")
+        if type(data) is not bytes:
+            raise DecodeError("data is not bytes")
+        known_kind = _ENTRY_KINDS.get(kind) if type(kind) is int else None
+        if known_kind is None:
+            raise DecodeError("unknown kind of entry: written by a newer version?")
+        entries.append(Entry(index, term, known_kind, data))
     return entries
 
 
@@ -244,7 +250,7 @@ _KINDS: dict[type[Message], tuple[int, Callable[[Any], list[Any]]]] = {
     PreVoteResponse: (4, lambda m: [m.granted]),
     AppendRequest: (
         5,
-        lambda m: [m.prev_index, m.prev_term, m.commit_index, pack_entries(m.entries)],
+        lambda m: [m.prev_index, m.prev_term, m.commit_index, m.entries],
     ),
     AppendResponse: (6, lambda m: [m.match_index, m.rejected, m.hint_index, m.hint_term]),
     HeartbeatRequest: (

@@ -7,7 +7,7 @@ give a heartbeat each 100 ms and an election timeout drawn from 1.0 to 2.0 s.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdd.core.errors import ConfigError
 from pdd.raft.values import NodeId
@@ -60,8 +60,12 @@ class RaftConfig:
     """A follower silent about a snapshot this long is probed again."""
     state_hash_interval: int = 1024
     """State hashes are compared across replicas at each multiple of this log index."""
+    peers: tuple[NodeId, ...] = field(init=False)
+    """The other voters, in config order (never a set: its order changes per process)."""
 
     def __post_init__(self) -> None:
+        peers = tuple(voter for voter in self.voters if voter != self.node)
+        object.__setattr__(self, "peers", peers)
         faults = list(self._faults())
         if faults:
             raise RaftConfigError("raft: " + "; ".join(faults))
@@ -87,11 +91,6 @@ class RaftConfig:
             if getattr(self, name) < 1
         ]
         return faults
-
-    @property
-    def peers(self) -> tuple[NodeId, ...]:
-        """The other voters, in config order (never a set: its order changes per process)."""
-        return tuple(voter for voter in self.voters if voter != self.node)
 
     @property
     def quorum(self) -> int:

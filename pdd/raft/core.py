@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdd.raft import election, replication, snapshots, terms
 from pdd.raft.config import RaftConfig
@@ -61,11 +60,10 @@ class Refusal(StrEnum):
     UNKNOWN_TARGET = "unknown_target"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
+class Proposed(NamedTuple):
     """In the leader's log. Whether it commits is known only when ``(index, term)`` is applied."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # in place of tuple's method, which nobody calls
     term: int
 
 
@@ -132,7 +130,7 @@ class RaftCore:
         if would_overfill(leadership.uncommitted_bytes, size_bytes, state.config):
             return Refusal.UNCOMMITTED_FULL
         entry = append_as_leader(state, kind=EntryKind.COMMAND, data=data)
-        return Proposed(index=entry.index, term=entry.term)
+        return Proposed(entry.index, entry.term)
 
     def read_index(self, context: object) -> Refusal | None:
         """Ask for a linearizable read. ``context`` comes back in `Ready.reads`, or in

@@ -9,17 +9,23 @@ Invariants: offset <= snapshot <= applied <= applying <= commit <= last, and
 durable <= handed <= last. ``handed`` is what a Ready has given to the driver for persisting,
 ``durable`` what the driver has reported back. A truncation pulls both down, so that a report which
 arrives late never claims an entry that was replaced meanwhile (stale "last written").
+
+`_ends` runs along with `entries`: the bytes of all entries up to and with each, so that what fits
+into a message, and what a commit frees, is looked up instead of added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 
-from pdd.raft.values import NO_SNAPSHOT, Entry, SnapshotMeta
+from pdd.raft.values import ENTRY_OVERHEAD_BYTES, NO_SNAPSHOT, Entry, SnapshotMeta
 
 
 class RaftLog:
     __slots__ = (
+        "_ends",
+        "_start_bytes",
         "applied_index",
         "applying_index",
         "commit_index",
@@ -43,7 +49,11 @@ class RaftLog:
         self.snapshot = snapshot
         self.offset_index = snapshot.index
         self.offset_term = snapshot.term
-        self.entries = list(entries)
+        self.entries: list[Entry] = []
+        self._ends: list[int] = []
+        self._start_bytes = 0
+        """What `_ends` had reached at `offset_index`; only differences mean anything."""
+        self._extend(entries)
         assert not entries or entries[0].index == snapshot.index + 1, "entries must follow snapshot"
         self.commit_index = max(commit_index, snapshot.index)
         assert self.commit_index <= self.last_index, "commit index beyond the recovered log"
@@ -80,7 +90,23 @@ class RaftLog:
         """Entries from ``start_index``, at least one if there is one, then while they fit."""
         position = start_index - self.offset_index - 1
         assert position >= 0, f"entry {start_index} is compacted (offset {self.offset_index})"
-        return _fitting(self.entries, position, len(self.entries), max_bytes)
+        return self._fitting(position, len(self.entries), max_bytes)
+
+    def size_between(self, after_index: int, last_index: int) -> int:
+        """Bytes of the entries after ``after_index`` up to and with ``last_index``."""
+        if last_index <= after_index:
+            return 0
+        return self._bytes_up_to(last_index) - self._bytes_up_to(after_index)
+
+    def _bytes_up_to(self, index: int) -> int:
+        position = index - self.offset_index
+        return self._ends[position - 1] if position > 0 else self._start_bytes
+
+    def _fitting(self, start: int, end: int, max_bytes: int) -> list[Entry]:
+        """``entries[start:end]``, cut after ``max_bytes``, never empty unless the range is."""
+        start_bytes = self._ends[start - 1] if start else self._start_bytes
+        fitting = bisect_right(self._ends, start_bytes + max_bytes, start, end)
+        return self.entries[start : min(max(fitting, start + 1), end)]
 
     def entries_up_to(self, index: int) -> list[Entry]:
         """What is held of the log up to and with ``index``."""
@@ -105,17 +131,27 @@ class RaftLog:
     def append(self, entry: Entry) -> None:
         assert entry.index == self.last_index + 1, f"append {entry.index} after {self.last_index}"
         assert entry.term >= self.last_term, f"term {entry.term} after {self.last_term}"
-        self.entries.append(entry)
+        self._extend((entry,))
+
+    def _extend(self, entries: Iterable[Entry]) -> None:
+        end_bytes = self._ends[-1] if self._ends else self._start_bytes
+        for entry in entries:
+            end_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
+            self._ends.append(end_bytes)
+            self.entries.append(entry)
 
     def accept(self, entries: Sequence[Entry]) -> None:
-        """Take a leader's entries, whose predecessor is known to match."""
+        """Take a leader's entries, whose predecessor is known to match, and which follow each other
+        in terms that never fall (`messages.fault_in`)."""
         fresh = first_unmatched(self, entries)
         if fresh == len(entries):
             return
-        if entries[fresh].index <= self.last_index:
-            self.truncate_from(entries[fresh].index)
-        for entry in entries[fresh:]:
-            self.append(entry)
+        first = entries[fresh]
+        if first.index <= self.last_index:
+            self.truncate_from(first.index)
+        assert first.index == self.last_index + 1, f"accept {first.index} after {self.last_index}"
+        assert first.term >= self.last_term, f"term {first.term} after {self.last_term}"
+        self._extend(entries[fresh:])
 
     def truncate_from(self, index: int) -> None:
         """Drop ``index`` and everything after it: a conflict has been found there."""
@@ -123,6 +159,7 @@ class RaftLog:
             f"would drop committed entry {index} (commit {self.commit_index})"
         )
         del self.entries[index - self.offset_index - 1 :]
+        del self._ends[index - self.offset_index - 1 :]
         pull_back_written_marks(self, index - 1)
 
     def commit_to(self, index: int) -> bool:
@@ -144,7 +181,9 @@ class RaftLog:
         if new_offset > self.offset_index:
             term = self.term_at(new_offset)
             assert term is not None
+            self._start_bytes = self._bytes_up_to(new_offset)
             del self.entries[: new_offset - self.offset_index]
+            del self._ends[: new_offset - self.offset_index]
             self.offset_index, self.offset_term = new_offset, term
 
     def restore(self, meta: SnapshotMeta) -> None:
@@ -153,7 +192,7 @@ class RaftLog:
         self.snapshot = meta
         self.unsaved_snapshot = meta
         self.offset_index, self.offset_term = meta.index, meta.term
-        self.entries = []
+        self.entries, self._ends, self._start_bytes = [], [], 0
         self.commit_index = self.applied_index = self.applying_index = meta.index
         self.durable_index = self.handed_index = meta.index
 
@@ -177,7 +216,7 @@ class RaftLog:
         end = self.commit_index - self.offset_index
         if start >= end:
             return []
-        taken = _fitting(self.entries, start, end, max_bytes)
+        taken = self._fitting(start, end, max_bytes)
         self.applying_index = taken[-1].index
         return taken
 
@@ -193,6 +232,8 @@ def first_unmatched(log: RaftLog, entries: Sequence[Entry]) -> int:
     append would cut what later appends brought (paper section 5.3: "if an existing entry
     conflicts").
     """
+    if entries and entries[0].index > log.last_index:
+        return 0  # nothing of it is there: a busy follower's every message
     for position, entry in enumerate(entries):
         if not log.matches(entry.index, entry.term):
             return position
@@ -203,13 +244,3 @@ def pull_back_written_marks(log: RaftLog, index: int) -> None:
     """After a truncation, what is on disk above ``index`` is no longer this log."""
     log.durable_index = min(log.durable_index, index)
     log.handed_index = min(log.handed_index, index)
-
-
-def _fitting(entries: list[Entry], start: int, end: int, max_bytes: int) -> list[Entry]:
-    """``entries[start:end]``, cut after ``max_bytes``, never empty unless the range is."""
-    size_bytes = 0
-    for position in range(start, end):
-        size_bytes += entries[position].size_bytes
-        if size_bytes > max_bytes:
-            return entries[start : max(position, start + 1)]
-    return entries[start:end]

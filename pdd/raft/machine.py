@@ -29,13 +29,6 @@ class StateMachine(Protocol):
         incrementally: it is asked for every 1,024 entries, in the driver's loop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    index: int
-    term: int
-    result: bytes
-
-
 @dataclass(slots=True)
 class Applier:
     """Feeds committed entries to the machine in order, each once, and notes state hashes."""
@@ -49,20 +42,18 @@ class Applier:
         self.machine.restore(snapshot.data)
         self.index, self.term = snapshot.meta.index, snapshot.meta.term
 
-    def apply(self, entries: Sequence[Entry]) -> tuple[list[Applied], list[tuple[int, bytes]]]:
-        """``(what was applied, [(index, state hash)] for `RaftCore.report_state_hash`)``."""
-        applied: list[Applied] = []
+    def apply(self, entries: Sequence[Entry]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
+        """``(a result for each entry, [(index, state hash)] for `RaftCore.report_state_hash`)``."""
+        results: list[bytes] = []
         hashes: list[tuple[int, bytes]] = []
-        for entry in entries:
-            assert entry.index == self.index + 1, f"apply {entry.index} after {self.index}"
-            result = b""
-            if entry.kind is EntryKind.COMMAND:
-                result = self.machine.apply(entry.index, entry.data)
-            self.index, self.term = entry.index, entry.term
-            applied.append(Applied(index=entry.index, term=entry.term, result=result))
-            if entry.index % self.hash_interval == 0:
-                hashes.append((entry.index, self.machine.state_hash()))
-        return applied, hashes
+        apply = self.machine.apply
+        for index, term, kind, data in entries:
+            assert index == self.index + 1, f"apply {index} after {self.index}"
+            results.append(apply(index, data) if kind is EntryKind.COMMAND else b"")
+            self.index, self.term = index, term
+            if index % self.hash_interval == 0:
+                hashes.append((index, self.machine.state_hash()))
+        return results, hashes
 
     def snapshot(self) -> Snapshot:
         """Of the state right now; small states only, it is built in the caller's turn."""

@@ -14,11 +14,9 @@ rejection that fits what is outstanding lowers next_index, and never to match_in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from enum import StrEnum
 
 from pdd.raft.config import RaftConfig
-from pdd.raft.values import Entry
 
 
 class ProgressState(StrEnum):
@@ -104,14 +102,14 @@ class Progress:
         self.snapshot_silent_ticks = 0
         self.sent_commit_index = 0
 
-    def sent(self, entries: Sequence[Entry]) -> None:
+    def sent(self, last_index: int, *, size_bytes: int) -> None:
+        """An append of what follows ``next_index - 1`` up to ``last_index``; that itself: empty."""
         if self.state is ProgressState.PROBE:
             self.probe_sent = True
-        elif entries:
-            size_bytes = sum(entry.size_bytes for entry in entries)
-            self.inflight.append((entries[-1].index, size_bytes))
+        elif last_index >= self.next_index:
+            self.inflight.append((last_index, size_bytes))
             self.inflight_bytes += size_bytes
-            self.next_index = entries[-1].index + 1
+            self.next_index = last_index + 1
 
     def acknowledged(self, match_index: int) -> bool:
         """The follower is durable up to ``match_index``. True when that is news."""

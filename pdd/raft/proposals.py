@@ -10,12 +10,11 @@ Bound: entries in flight are bounded by config.max_uncommitted_bytes, and so is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pdd.raft.core import Proposed
-from pdd.raft.machine import Applied
+from pdd.raft.values import Entry
 
 Token = TypeVar("Token")
 
@@ -26,8 +25,7 @@ class OutcomeKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[Token]):
+class Outcome(NamedTuple, Generic[Token]):
     token: Token
     kind: OutcomeKind
     result: bytes = b""
@@ -45,18 +43,16 @@ class ProposalTracker(Generic[Token]):
         assert proposed.index not in self._waiting, "index tracked twice in one leadership"
         self._waiting[proposed.index] = (proposed.term, token)
 
-    def on_applied(self, applied: Applied) -> Outcome[Token] | None:
-        waiting = self._waiting.pop(applied.index, None)
+    def on_applied(self, entry: Entry, result: bytes) -> Outcome[Token] | None:
+        waiting = self._waiting.pop(entry.index, None)
         if waiting is None:
             return None
         term, token = waiting
-        if term != applied.term:
-            return Outcome(token=token, kind=OutcomeKind.REJECTED)
-        return Outcome(token=token, kind=OutcomeKind.OK, result=applied.result)
+        if term != entry.term:
+            return Outcome(token, OutcomeKind.REJECTED)
+        return Outcome(token, OutcomeKind.OK, result)
 
     def on_leadership_lost(self) -> list[Outcome[Token]]:
-        outcomes = [
-            Outcome(token=token, kind=OutcomeKind.UNKNOWN) for _, token in self._waiting.values()
-        ]
+        outcomes = [Outcome(token, OutcomeKind.UNKNOWN) for _, token in self._waiting.values()]
         self._waiting.clear()
         return outcomes

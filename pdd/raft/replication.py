@@ -190,9 +190,7 @@ def advance_commit(state: RaftState) -> None:
     index = majority_index(p.match_index for p in state.leadership.progress.values())
     if index <= log.commit_index or not may_commit_by_counting(state, index):
         return
-    first, last = log.commit_index - log.offset_index, index - log.offset_index
-    freed_bytes = sum(entry.size_bytes for entry in log.entries[first:last])
-    state.leadership.uncommitted_bytes -= freed_bytes
+    state.leadership.uncommitted_bytes -= log.size_between(log.commit_index, index)
     log.commit_to(index)
 
 
@@ -317,7 +315,8 @@ def _send_append(state: RaftState, peer: NodeId, progress: Progress, *, with_ent
             entries=entries,
         )
     )
-    progress.sent(entries)
+    last_index = prev_index + len(entries)
+    progress.sent(last_index, size_bytes=log.size_between(prev_index, last_index))
     progress.needs_nudge = False
     progress.sent_commit_index = log.commit_index
     return True

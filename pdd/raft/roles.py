@@ -64,11 +64,10 @@ def become_leader(state: RaftState) -> None:
         voter: Progress(next_index=log.last_index + 1, config=config) for voter in config.voters
     }
     progress[config.node].match_index = log.durable_index
-    uncommitted = log.entries[log.commit_index - log.offset_index :]
     state.leadership = Leadership(
         progress=progress,
         reads=ReadRounds(),
-        uncommitted_bytes=sum(entry.size_bytes for entry in uncommitted),
+        uncommitted_bytes=log.size_between(log.commit_index, log.last_index),
     )
     append_term_start(state)
 
@@ -81,7 +80,7 @@ def append_term_start(state: RaftState) -> None:
 
 def append_as_leader(state: RaftState, *, kind: EntryKind, data: bytes) -> Entry:
     assert state.leadership is not None
-    entry = Entry(index=state.log.last_index + 1, term=state.term, kind=kind, data=data)
+    entry = Entry(state.log.last_index + 1, state.term, kind, data)
     state.log.append(entry)
     state.leadership.uncommitted_bytes += entry.size_bytes
     return entry

@@ -20,11 +20,14 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgpack
 
 from pdd.raft.machine import StateMachine
 
+_pack = msgpack.Packer().pack
+"""See `pdd.raft.codec`."""
 COMMAND_VERSION = 1
 SNAPSHOT_VERSION = 1
 
@@ -39,14 +42,16 @@ class SessionStatus(IntEnum):
     SEQUENCE_GAP = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionResult:
+_STATUSES = {int(status): status for status in SessionStatus}
+
+
+class SessionResult(NamedTuple):
     status: SessionStatus
     body: bytes
 
 
 def encode_command(*, client_id: str, sequence: int, stamp_ms: int, body: bytes) -> bytes:
-    data: bytes = msgpack.packb([COMMAND_VERSION, stamp_ms, client_id, sequence, body])
+    data: bytes = _pack([COMMAND_VERSION, stamp_ms, client_id, sequence, body])
     return data
 
 
@@ -56,7 +61,7 @@ def encode_open(*, client_id: str, stamp_ms: int) -> bytes:
 
 def decode_result(data: bytes) -> SessionResult:
     status, body = msgpack.unpackb(data)
-    return SessionResult(status=SessionStatus(status), body=body)
+    return SessionResult(_STATUSES[status], body)
 
 
 @dataclass(slots=True)
@@ -163,5 +168,5 @@ def _decode_command(data: bytes) -> tuple[int, str, int, bytes] | None:
 
 
 def _result(status: SessionStatus, body: bytes = b"") -> bytes:
-    data: bytes = msgpack.packb([int(status), body])
+    data: bytes = _pack([status, body])
     return data

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-from pdd.raft.codec import DecodeError, pack_entries, unpack_entries, unpack_list
+from pdd.raft.codec import DecodeError, unpack_entries, unpack_list
 from pdd.raft.values import Entry, HardState, NodeId, SnapshotMeta
 from pdd.replication.errors import StorageVersionError
 
@@ -114,7 +114,7 @@ def encode_batch(batch: Batch) -> bytes:
     payload: bytes = msgpack.packb(
         [
             [marker.meta.index, marker.meta.term, int(marker.kind)] if marker else None,
-            pack_entries(batch.entries),
+            batch.entries,
             _pack_hard_state(batch.hard_state) if batch.hard_state else None,
         ]
     )

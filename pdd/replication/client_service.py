@@ -25,7 +25,6 @@ from pdd.replication.submissions import (
     Answer,
     CommandSubmission,
     QuerySubmission,
-    Submission,
 )
 from pdd.replication.watching import WatchedMachine, Watcher, WatchOverrunError
 from pdd.rpc.v1 import raft_pb2 as pb
@@ -77,9 +76,10 @@ class ClientService(ReplicaServicer):
             while True:
                 await stream.wake.wait()
                 stream.wake.clear()
-                if outcomes := stream.take():
-                    yield pb.SubmitResponse(outcomes=outcomes)
-                    stream.fetched(len(outcomes))
+                response = stream.take()
+                if response.outcomes:
+                    yield response
+                    stream.fetched(len(response.outcomes))
                 if reading.done():
                     fault = reading.result()
                     if fault:
@@ -100,14 +100,19 @@ class ClientService(ReplicaServicer):
                 if stream.asked_count > ASKED_MAX:
                     ticket.answer(Answer(kind=OutcomeKind.REJECTED, reason=INBOX_FULL))
                     continue
-                body = submission.WhichOneof("body")
-                if body is None:
-                    return f"submission {submission.submission_id} has no body"
-                if body == "stale_query":
-                    result = self._driver.stale_query(submission.stale_query)
-                    ticket.answer(Answer(kind=OutcomeKind.OK, result=result))
-                else:
-                    self._driver.submit(_convert(submission, ticket))
+                match submission.WhichOneof("body"):
+                    case "command":
+                        sent = submission.command
+                        self._driver.submit(
+                            CommandSubmission(ticket, sent.session_id, sent.sequence, sent.body)
+                        )
+                    case "query":
+                        self._driver.submit(QuerySubmission(ticket, submission.query))
+                    case "stale_query":
+                        result = self._driver.stale_query(submission.stale_query)
+                        ticket.answer(Answer(OutcomeKind.OK, result))
+                    case _:
+                        return f"submission {submission.submission_id} has no body"
         return ""
 
     async def Watch(
@@ -185,17 +190,17 @@ async def _next_responses(watcher: Watcher) -> list[pb.WatchResponse]:
 
 
 class _Stream:
-    """Outcomes that wait for the next write."""
+    """Answers that wait for the next write."""
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
         self.asked_count = 0
         """Submissions that were read and whose outcomes the caller has not fetched."""
         self._has_room = asyncio.Event()
-        self._outcomes: list[pb.SubmissionOutcome] = []
+        self._answers: list[tuple[int, Answer]] = []
 
-    def put(self, outcome: pb.SubmissionOutcome) -> None:
-        self._outcomes.append(outcome)
+    def put(self, submission_id: int, answer: Answer) -> None:
+        self._answers.append((submission_id, answer))
         self.wake.set()
 
     def fetched(self, count: int) -> None:
@@ -208,9 +213,19 @@ class _Stream:
             self._has_room.clear()
             await self._has_room.wait()
 
-    def take(self) -> list[pb.SubmissionOutcome]:
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+    def take(self) -> pb.SubmitResponse:
+        """What has been answered since; it may be nothing."""
+        response = pb.SubmitResponse()
+        for submission_id, answer in self._answers:
+            outcome = response.outcomes.add()
+            outcome.submission_id = submission_id
+            outcome.kind = KINDS[answer.kind]
+            outcome.result = answer.result
+            if answer.kind is not OutcomeKind.OK:
+                outcome.reason = answer.reason
+                outcome.leader_address = answer.leader_address
+        self._answers.clear()
+        return response
 
 
 class _Ticket:
@@ -223,24 +238,4 @@ class _Ticket:
         self._submission_id = submission_id
 
     def answer(self, answer: Answer) -> None:
-        self._stream.put(
-            pb.SubmissionOutcome(
-                submission_id=self._submission_id,
-                kind=KINDS[answer.kind],
-                result=answer.result,
-                reason=answer.reason,
-                leader_address=answer.leader_address,
-            )
-        )
-
-
-def _convert(submission: pb.Submission, ticket: _Ticket) -> Submission:
-    if submission.HasField("command"):
-        command = submission.command
-        return CommandSubmission(
-            asker=ticket,
-            session_id=command.session_id,
-            sequence=command.sequence,
-            body=command.body,
-        )
-    return QuerySubmission(asker=ticket, query=submission.query)
+        self._stream.put(self._submission_id, answer)

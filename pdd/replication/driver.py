@@ -33,7 +33,7 @@ from pdd.raft.proposals import OutcomeKind, ProposalTracker
 from pdd.raft.ready import Ready
 from pdd.raft.sessions import encode_command
 from pdd.raft.state import Role
-from pdd.raft.values import Entry, NodeId, Snapshot
+from pdd.raft.values import Entry, NodeId, Snapshot, size_bytes_of
 from pdd.replication.inbox import Inbox
 from pdd.replication.storage import Storage
 from pdd.replication.submissions import (
@@ -379,14 +379,15 @@ class Driver:
         if ready.snapshot is not None:
             self._applier.restore(ready.snapshot)
             log.info("raft_snapshot_installed", index=ready.snapshot.meta.index)
-        applied, hashes = self._applier.apply(ready.committed)
-        self._fresh_bytes += sum(entry.size_bytes for entry in ready.committed)
+        results, hashes = self._applier.apply(ready.committed)
+        self._fresh_bytes += size_bytes_of(ready.committed)
         for index, state_hash in hashes:
             self._core.report_state_hash(index, state_hash)
-        for one in applied:
-            outcome = self._proposals.on_applied(one)
-            if outcome is not None:
-                self._answer(outcome.token, outcome.kind, outcome.result)
+        if len(self._proposals):
+            for entry, result in zip(ready.committed, results, strict=True):
+                outcome = self._proposals.on_applied(entry, result)
+                if outcome is not None:
+                    self._answer(outcome.token, outcome.kind, outcome.result)
         self._end_leadership(ready)
         for context in ready.reads:
             assert isinstance(context, QuerySubmission)
@@ -398,7 +399,7 @@ class Driver:
 
     def _answer(self, asker: Asker, kind: OutcomeKind, result: bytes) -> None:
         if kind is OutcomeKind.OK:
-            asker.answer(Answer(kind=kind, result=result))
+            asker.answer(Answer(kind, result))
             return
         reason = SUPERSEDED if kind is OutcomeKind.REJECTED else ""
         asker.answer(Answer(kind=kind, reason=reason, leader_address=self.leader_address))

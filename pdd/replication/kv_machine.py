@@ -17,6 +17,8 @@ import msgpack
 import xxhash
 
 SNAPSHOT_VERSION = 1
+_pack = msgpack.Packer().pack
+"""See `pdd.raft.codec`."""
 _HASH_BYTES = 16
 _HASH_MODULUS = 1 << (8 * _HASH_BYTES)
 
@@ -28,9 +30,13 @@ class Operation(IntEnum):
     ADD = 2
 
 
+_OPERATIONS = {int(one): one for one in Operation}
+
+
 class KvMachine:
     def __init__(self) -> None:
         self._lists: dict[str, Value] = {}
+        self._hashes: dict[str, int] = {}
         self._hash = 0
         """Sum over all keys, so that it is kept up to date one key at a time."""
 
@@ -43,9 +49,9 @@ class KvMachine:
         before = self._lists.get(key, ())
         after = (number,) if operation is Operation.PUT else (*before, number)
         self._lists[key] = after
-        if before:
-            self._hash -= _hash_of(key, before)
-        self._hash = (self._hash + _hash_of(key, after)) % _HASH_MODULUS
+        self._hash -= self._hashes.get(key, 0)
+        self._hashes[key] = new_hash = _hash_of(key, after)
+        self._hash = (self._hash + new_hash) % _HASH_MODULUS
         return encode_value(after)
 
     def query(self, data: bytes) -> bytes:
@@ -62,8 +68,8 @@ class KvMachine:
         if version != SNAPSHOT_VERSION:
             raise ValueError(f"kv snapshot version {version}; this reads {SNAPSHOT_VERSION}")
         self._lists = {key: tuple(value) for key, value in rows}
-        self._hash = sum(_hash_of(key, value) for key, value in self._lists.items())
-        self._hash %= _HASH_MODULUS
+        self._hashes = {key: _hash_of(key, value) for key, value in self._lists.items()}
+        self._hash = sum(self._hashes.values()) % _HASH_MODULUS
 
     def state_hash(self) -> bytes:
         return self._hash.to_bytes(_HASH_BYTES, "little")
@@ -85,7 +91,7 @@ def encode_get(key: str) -> bytes:
 
 
 def encode_value(value: Value) -> bytes:
-    data: bytes = msgpack.packb(value)
+    data: bytes = _pack(value)
     return data
 
 
@@ -98,11 +104,11 @@ def _decode(data: bytes) -> tuple[Operation, str, int] | None:
         operation, key, number = msgpack.unpackb(data)
         if type(key) is not str or type(number) is not int:
             return None
-        return Operation(operation), key, number
-    except (ValueError, TypeError, msgpack.UnpackException):
+        return _OPERATIONS[operation], key, number
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None
 
 
 def _hash_of(key: str, value: Value) -> int:
-    number: int = xxhash.xxh3_128_intdigest(msgpack.packb([key, value]))
+    number: int = xxhash.xxh3_128_intdigest(_pack([key, value]))
     return number

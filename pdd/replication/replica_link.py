@@ -42,8 +42,8 @@ class ReplicaLink:
     async def ask(self, submission: pb.Submission, *, timeout_s: float) -> pb.SubmissionOutcome:
         """Never raises for what the network does: UNKNOWN when no answer came in time.
 
-        ``submission`` is copied: it may be asked again elsewhere, where it has another number,
-        while this stream still means to send it.
+        ``submission`` is copied when it is sent: it may be asked again elsewhere, where it has
+        another number, while this stream still means to send it. Change it no more.
         """
         loop = asyncio.get_running_loop()
         stream = self._stream
@@ -52,12 +52,9 @@ class ReplicaLink:
             stream.task = loop.create_task(self._run(stream))
         self._next_id += 1
         number = self._next_id
-        numbered = pb.Submission()
-        numbered.CopyFrom(submission)
-        numbered.submission_id = number
         future: asyncio.Future[pb.SubmissionOutcome] = loop.create_future()
         stream.waiting[number] = future
-        stream.unsent[number] = numbered
+        stream.unsent[number] = submission
         stream.has_news.set()
         # Cheaper than asyncio.timeout, at thousands a second.
         timer = loop.call_later(timeout_s, _give_up, future)
@@ -121,9 +118,13 @@ async def _write(call: grpc.aio.StreamStreamCall, stream: _Stream) -> None:
             await stream.has_news.wait()
             stream.has_news.clear()
             while stream.unsent:
-                batch = list(islice(stream.unsent.values(), BATCH_MAX))
-                for one in batch:
-                    del stream.unsent[one.submission_id]
-                await call.write(pb.SubmitRequest(submissions=batch))
+                request = pb.SubmitRequest()
+                for number, submission in islice(stream.unsent.items(), BATCH_MAX):
+                    numbered = request.submissions.add()
+                    numbered.CopyFrom(submission)
+                    numbered.submission_id = number
+                for numbered in request.submissions:
+                    del stream.unsent[numbered.submission_id]
+                await call.write(request)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reading side hears the same and says so

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 from pdd.raft.config import RaftConfig, voters_hash
 from pdd.raft.ready import Ready
-from pdd.raft.values import EMPTY_HARD_STATE, Entry, HardState, Snapshot, SnapshotMeta
+from pdd.raft.values import (
+    EMPTY_HARD_STATE,
+    Entry,
+    HardState,
+    Snapshot,
+    SnapshotMeta,
+    size_bytes_of,
+)
 from pdd.replication.batch import Batch, Marker, MarkerKind, StorageIdentity
 from pdd.replication.errors import REPLACE_ADVICE, DamagedError, StorageMissingError
 from pdd.replication.filesystem import FileSystem
@@ -49,7 +56,8 @@ class Storage:
 
     def is_quick(self, ready: Ready) -> bool:
         """Whether `write` only copies into the page cache: no new segment, no snapshot file."""
-        needed_bytes = sum(entry.size_bytes + _ENTRY_PACKING_BYTES for entry in ready.entries)
+        packing_bytes = len(ready.entries) * _ENTRY_PACKING_BYTES
+        needed_bytes = size_bytes_of(ready.entries) + packing_bytes
         has_room = needed_bytes + _BATCH_PACKING_BYTES <= self._wal.room_bytes
         return ready.snapshot is None and has_room
 

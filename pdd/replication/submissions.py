@@ -1,9 +1,11 @@
-"""What clients ask of a replica, and how the answer finds its way back. Values only."""
+"""What clients ask of a replica, and how the answer finds its way back. Values only.
+
+Tuples, as there is one of each for every entry (see `pdd.raft.values`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pdd.raft.proposals import OutcomeKind
 
@@ -12,8 +14,7 @@ SUPERSEDED = "superseded"
 NOT_LEADER = "not_leader"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     kind: OutcomeKind
     result: bytes = b""
     reason: str = ""
@@ -28,8 +29,7 @@ class Asker(Protocol):
     def answer(self, answer: Answer) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSubmission:
+class CommandSubmission(NamedTuple):
     """To be applied exactly once; see `pdd.raft.sessions`."""
 
     asker: Asker
@@ -38,8 +38,7 @@ class CommandSubmission:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuerySubmission:
+class QuerySubmission(NamedTuple):
     """A linearizable read."""
 
     asker: Asker

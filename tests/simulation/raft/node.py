@@ -257,12 +257,12 @@ class SimNode:
             checker.state_hash(self.name, self.applier.index, self.applier.machine.state_hash())
         for entry in ready.committed:
             checker.applied(self.name, entry)
-        applied, hashes = self.applier.apply(ready.committed)
+        results, hashes = self.applier.apply(ready.committed)
         for index, state_hash in hashes:
             checker.state_hash(self.name, index, state_hash)
             self.core.report_state_hash(index, state_hash)
-        for one in applied:
-            outcome = self.proposals.on_applied(one)
+        for one, result in zip(ready.committed, results, strict=True):
+            outcome = self.proposals.on_applied(one, result)
             if outcome is not None:
                 self._check_outcome(outcome, one.index, one.term)
                 self.world.clients.outcome(self, outcome)

@@ -65,7 +65,7 @@ def changed(position: int, value: object) -> bytes:
         (changed(10, [7]), "an entry is not a list"),
         (changed(10, [[2, 3, 9, b"x"]]), "unknown kind of entry"),
         (changed(10, [[2, 3, 1, "x"]]), "data is not bytes"),
-        (changed(10, [[2, 3, 1, b"x", 0]]), "1 values too many"),
+        (changed(10, [[2, 3, 1, b"x", 0]]), "an entry is not a list of 4"),
         (encode_message(APPEND, IDENTITY) + b"\x00", "not msgpack"),
     ],
 )

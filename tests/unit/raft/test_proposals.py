@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from pdd.raft.core import Proposed
-from pdd.raft.machine import Applied, Applier
+from pdd.raft.machine import Applier
 from pdd.raft.proposals import Outcome, OutcomeKind, ProposalTracker
 from pdd.raft.values import Entry, EntryKind, Snapshot, SnapshotMeta
 from tests.simulation.raft.machine import ListMachine, encode_add
@@ -18,30 +19,30 @@ def tracker(*tokens: str) -> ProposalTracker[str]:
     return one
 
 
-def applied(index: int, term: int) -> Applied:
-    return Applied(index=index, term=term, result=b"r")
+def applied(one: ProposalTracker[str], index: int, term: int) -> Outcome[str] | None:
+    return one.on_applied(Entry(index=index, term=term, kind=EntryKind.NOOP, data=b""), b"r")
 
 
 def test_the_own_entry_applied_is_ok() -> None:
-    outcome = tracker("a").on_applied(applied(1, 3))
+    outcome = applied(tracker("a"), 1, 3)
     assert outcome == Outcome(token="a", kind=OutcomeKind.OK, result=b"r")
 
 
 def test_another_entry_at_its_index_is_rejected_for_good() -> None:
-    outcome = tracker("a").on_applied(applied(1, 4))
+    outcome = applied(tracker("a"), 1, 4)
     assert outcome == Outcome(token="a", kind=OutcomeKind.REJECTED)
 
 
 def test_a_lost_leadership_makes_the_rest_unknown_never_failed() -> None:
     one = tracker("a", "b", "c")
-    one.on_applied(applied(1, 3))
+    applied(one, 1, 3)
     outcomes = one.on_leadership_lost()
     assert [(o.token, o.kind) for o in outcomes] == [
         ("b", OutcomeKind.UNKNOWN),
         ("c", OutcomeKind.UNKNOWN),
     ]
     assert len(one) == 0
-    assert one.on_applied(applied(2, 3)) is None
+    assert applied(one, 2, 3) is None
 
 
 def entry(index: int, kind: EntryKind = EntryKind.COMMAND) -> Entry:
@@ -53,7 +54,7 @@ def test_the_applier_skips_no_ops_and_reports_hashes_at_the_interval() -> None:
     machine = ListMachine()
     applier = Applier(machine=machine, hash_interval=2)
     results, hashes = applier.apply([entry(1, EntryKind.NOOP), entry(2), entry(3)])
-    assert [a.index for a in results] == [1, 2, 3]
+    assert [result and msgpack.unpackb(result) for result in results] == [b"", [2], [2, 3]]
     assert [index for index, _ in hashes] == [2]
     assert machine.get("k") == (2, 3)
     assert applier.snapshot().meta == SnapshotMeta(index=3, term=1)
