@@ -218,7 +218,8 @@ class _Follow:
     async def goodbye(self, session: aiohttp.ClientSession, address: str) -> None:
         """Have the request cancelled."""
         if self._request_id:
-            await session.delete(f"{address}/v1/streams/{self._request_id}")
+            async with session.delete(f"{address}/v1/streams/{self._request_id}"):
+                pass  # whatever it says
 
     def _broke_off(self, why: str) -> "_Lost":
         """What came cannot be told from the rest: sent again, it would come twice."""
@@ -263,16 +264,16 @@ def _lost(error: Exception, retry: Retry, may_run: bool) -> _Lost:
 
 
 async def _check(response: aiohttp.ClientResponse, *, is_retry: bool) -> None:
-    """Raises _Lost for what is no answer. What may be known elsewhere, or soon, is asked for again
-    if it was taken once."""
+    """Raises _Lost for what is no answer. A scheduler that cannot serve (503) is left for the next
+    one; what may be known elsewhere (404) is asked for there if it was taken once."""
     if response.status == 200:
         return
     text = await response.text(errors="replace")
     try:
-        message, code = _fault(json.loads(text))
+        message, _ = _fault(json.loads(text))
     except ValueError:
-        message, code = text[:_ERROR_CHARS_MAX], None
-    may_pass = code == _STOPPING_CODE or (is_retry and response.status in (404, 503))
+        message = text[:_ERROR_CHARS_MAX]
+    may_pass = response.status == 503 or (is_retry and response.status == 404)
     raise _Lost(f"HTTP {response.status}: {message}", is_final=not may_pass)
 
 

@@ -250,6 +250,31 @@ async def test_a_whole_answer_that_is_no_object_is_an_error_in_our_words(answer:
             await client.post("/v1/completions", {"prompt": "hi"})
 
 
+UNAVAILABLE = b'HTTP/1.1 503 Nothing\r\nconnection: close\r\n\r\n{"error": {"message": "no node"}}'
+
+
+async def test_a_scheduler_that_cannot_serve_is_left_for_the_next_one() -> None:
+    async with (
+        other_server(UNAVAILABLE) as (url, asked),
+        front(script("a")) as served,
+        Client([url, served.url]) as client,
+    ):
+        answer = await client.post("/v1/completions", {"prompt": "hi"})
+        assert answer["choices"][0]["text"] == "a"
+        assert len(await documents(client, {"prompt": "hi"})) == 2
+        assert len(asked) == 2
+
+
+async def test_where_none_can_serve_each_is_asked_once_and_the_reason_told() -> None:
+    async with (
+        other_server(UNAVAILABLE) as (url, asked),
+        Client([url, url], patience_s=5.0) as client,
+    ):
+        with pytest.raises(RequestFailed, match="HTTP 503: no node"):
+            await documents(client, {"prompt": "hi"})
+        assert len(asked) == 2
+
+
 async def test_nobody_anywhere_is_told_at_once() -> None:
     async with Client([NOBODY]) as client:
         with pytest.raises(NodeUnavailable, match=r"nobody serves at http://127\.0\.0\.1:1"):
