@@ -69,6 +69,8 @@ class GrpcInbox:
         self._changed.set()
 
     def tokens(self, frame: Frame) -> None:
+        if self._error is not None:
+            return  # nothing that would be told after it
         if self._first_indexes:
             first_index = self._first_indexes[frame.choice_index]
             if frame.first_token_index < first_index:
@@ -77,7 +79,7 @@ class GrpcInbox:
         self._meter.tokens(len(frame.token_ids), self._clock(), frame.choice_index)
         if len(self._frames) < WAITING_FRAME_COUNT_MAX:
             self._frames.append(frame)
-        elif self._error is None:
+        else:
             self._error = ClientStalled(f"{len(self._frames)} frames wait for the client")
         self._changed.set()
 
@@ -89,7 +91,7 @@ class GrpcInbox:
     def _pass_over(self, frame: Frame, first_index: int) -> None:
         self._passed.append(frame)
         end = frame.first_token_index + len(frame.token_ids)
-        if end > first_index and self._error is None:
+        if end > first_index:
             why = "no message ended there"
             self._error = invalid_position(frame.choice_index, first_index, why)
             self._changed.set()
@@ -127,7 +129,7 @@ class GrpcInbox:
             plan=self._plan,
             passed=joined(self._passed),
             frames=joined(self._frames),
-            end=self._end,
+            end=None if self._error is not None else self._end,
         )
         self._plan, self._passed, self._frames = None, [], []
         if news.plan is None and not news.frames and self._error is not None:

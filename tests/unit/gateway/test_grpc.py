@@ -337,6 +337,18 @@ async def test_what_cannot_be_resumed_is_refused(
         assert caught.value.code() is code
 
 
+async def test_a_call_that_would_go_on_in_the_middle_of_a_frame_is_refused_at_its_end_too() -> None:
+    steps = [Planned(plan=PLAN), *frames("ab", "cd", tokens_per_frame=2)]
+    async with service([*steps, ended(completion_tokens=4)]) as (stub, player, _):
+        async for _ in stub.Generate(pb.GenerateRequest(text="hi", idempotency_key="k1")):
+            pass
+        place = pb.ResumeFrom(request_id=player.requests[0].request_id, next_token_index=1)
+        with pytest.raises(grpc.aio.AioRpcError, match="no message ended there") as caught:
+            async for response in stub.Generate(pb.GenerateRequest(resume_from=place)):
+                assert not response.tokens.text
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_call_of_several_choices_goes_on_in_each_of_them() -> None:
     finish = ended().finish
     first, second = (
