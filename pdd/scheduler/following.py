@@ -79,9 +79,7 @@ def place_given(state: State, event: PlaceGiven, now_s: float) -> list[Effect]:
         return []
     effects = _begin_attempt(state, request, event.generation, event.interruption)
     if (why := _obstacle(state, request, event.plan)) is not None:
-        request.generation += 1
-        request.interruption = why
-        return effects
+        return [*effects, *_begin_attempt(state, request, request.generation + 1, why)]
     state.queue.remove(request.id)
     request.enter(Phase.PREFILLING)
     if request.first_token_s is None:

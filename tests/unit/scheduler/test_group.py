@@ -120,6 +120,16 @@ def test_a_place_on_a_node_that_is_not_reached_waits_for_another_one() -> None:
     assert "decode-9" in holder.core.requests[R1].interruption
 
 
+def test_one_whose_place_is_not_reached_goes_before_those_that_were_never_placed() -> None:
+    holder = follower()
+    for name in ("r0", "r1"):
+        holder.step(RequestArrived(request=make_request(name)))
+    holder.step(given(replace(BOTH, decode_node=NodeName("decode-9"))))  # checks the order
+    assert holder.core.requests[R1].generation == 1
+    effects = holder.step(LeadershipChanged(leads=True))
+    assert next(one.request_id for one in effects if isinstance(one, Announce)) == R1
+
+
 def test_what_the_leader_takes_is_cancelled_and_what_it_refuses_fails() -> None:
     holder = follower()
     holder.step(RequestArrived(request=make_request()))
