@@ -92,7 +92,13 @@ class FrameIntake:
         try:
             self._takeovers.show(frame, generation, session)
         except ValueError as error:
-            self._refuse(frame, generation, session.identity.name, error)
+            log.warning(
+                "held_output_refused",
+                request_id=frame.request_id,
+                node=session.identity.name,
+                why=f"frames do not join: {error}",
+            )
+            self._takeovers.stopped(frame.request_id, generation, session)  # the rest: anew
 
     def _on_frame(self, frame: Frame, generation: int, session: NodeSession) -> None:
         """Checked first, shown then, told to the core last: what is shown cannot be taken back."""

@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from pdd.control.cluster_server import NodeSession
 from pdd.core.errors import RequestGone
-from pdd.core.frames import FinishReason
+from pdd.core.frames import FinishReason, token_frame
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import Ended, Path
 from pdd.daemon.held_jobs import HoldLimits
+from pdd.daemon.running_job import JobReports
 from pdd.engine.port import JobFacts
 from pdd.gateway.job import Job
 from pdd.gateway.run import RunName
@@ -343,6 +344,32 @@ async def test_a_node_that_falls_silent_while_it_is_read_costs_no_request() -> N
         cluster.scheduler.driver._step(Tick())
         again = await prefilled(cluster.nodes[0], decode, "r1/1")
         decode.engine.ready("r1/1")
+        again.feed(out("b"), out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+
+
+async def test_what_a_node_tells_with_a_gap_is_computed_anew_from_there() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        await cluster.scheduler.stop()
+        await heard_nobody(decode)
+        run.feed(out("c", eos=True))
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+
+        def tell_with_a_gap(
+            request_id: RequestId, generation: int, reports: JobReports, **_: object
+        ) -> None:
+            for index, text in ((0, "a"), (2, "c")):
+                reports.frame(
+                    token_frame(request_id, index, ids_of(text)[0], index, text), generation
+                )
+
+        decode.jobs.claim = tell_with_a_gap  # type: ignore[method-assign,assignment]
+        home = await next_life(cluster)
+        sink = await home.resume()
+        again = await decode.engine.job("r1/1")
+        assert again.job.choices[0].emitted_token_ids == ids_of("a")
         again.feed(out("b"), out("c", eos=True))
         await over(sink)
         assert text_of(list(sink.events)) == "abc"
