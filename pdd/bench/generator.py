@@ -103,7 +103,6 @@ class Generator:
         self._next: PlannedRequest | None = None
         self._open: dict[int, Exchange] = {}
         self._counts: Counter[str] = Counter()
-        self._idle_clients = 0
         self._over = asyncio.Event()
         self._stopping = False
         self._sent_all = False

@@ -97,7 +97,6 @@ class ConnectionPool:
         self._ssl = ssl.create_default_context() if target.tls else None
         self._address = target.host
         self.waited_count = 0
-        self.reconnect_count = 0
         self._failure: BaseException | None = None
 
     def raise_failure(self) -> None:
@@ -179,7 +178,6 @@ class ConnectionPool:
 
     def again(self, exchange: Exchange) -> None:
         """The server had closed a connection that was idle as we wrote to it: once more."""
-        self.reconnect_count += 1
         exchange.retried = True
         self._connect(exchange)
 

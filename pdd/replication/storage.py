@@ -1,8 +1,8 @@
 """What `Ready` asks to persist, and what a restart finds: the WAL and the snapshot files together.
 
 driver, step 2 of Ready       write(ready); sync()           one atomic batch
-driver, now and then          save_snapshot(snapshot)        tmp, fsync, rename, fsync dir,
-                                                             marker, fsync, only then removals
+driver, now and then          write_snapshot_file(snapshot)  tmp, fsync, rename, fsync dir,
+                              mark_snapshot(meta)            marker, fsync, only then removals
 start                         open_storage(...)              -> Storage, Restart
 """
 
@@ -80,8 +80,8 @@ class Storage:
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """A snapshot of the own state, taken at an applied index. Then `RaftCore.compact`.
 
-        The two halves may also be called apart, `write_snapshot_file` from another thread, so that
-        a large file does not hold up the log. Raises: StorageFailedError.
+        The driver calls the two halves apart, `write_snapshot_file` from another thread, so that a
+        large file does not hold up the log. Raises: StorageFailedError.
         """
         self.write_snapshot_file(snapshot)
         self.mark_snapshot(snapshot.meta)
