@@ -2,6 +2,7 @@
 
 faults     what is done to whom in a round, drawn from the seed
 workload   clients, what they were told, and the history they record
+soft_load  soft entries beside them
 verdict    what must hold afterwards; pure
 run        the rounds
 """

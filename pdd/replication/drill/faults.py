@@ -41,11 +41,14 @@ class Round:
     """From the fault (or the new leader) until everything runs again."""
     pick: int
     """Chooses among followers: an index, taken modulo their number."""
+    has_soft_load: bool
+    """Soft entries beside the writes."""
 
 
 def plan_rounds(count: int, *, seed: int) -> Sequence[Round]:
     """Every fault in turn, so that each kind comes up as often as the others; a short drill has
-    the leader's ones first."""
+    the leader's ones first. Soft load in every other round, beginning with one that has it, and
+    the other way round when the faults come up again."""
     rng = random.Random(seed)  # noqa: S311 -- repeatable, guards nothing
     faults = list(Fault)
     return [
@@ -55,6 +58,7 @@ def plan_rounds(count: int, *, seed: int) -> Sequence[Round]:
             load_s=rng.uniform(0.5, 1.5),
             hold_s=rng.uniform(0.3, 1.0),
             pick=rng.randrange(1000),
+            has_soft_load=(number + number // len(faults)) % 2 == 0,
         )
         for number in range(count)
     ]

@@ -18,6 +18,7 @@ import grpc.aio
 from pdd.core.errors import PddError
 from pdd.replication.client import GroupClient
 from pdd.replication.drill.faults import FAILOVERS, Fault, Round, plan_rounds
+from pdd.replication.drill.soft_load import SoftFigures, SoftLoad
 from pdd.replication.drill.verdict import (
     lost_writes,
     misplaced_writes,
@@ -64,6 +65,7 @@ class DrillResult:
     snapshots_hit: int
     """Leaders that were killed while their snapshot was half written."""
     failover_ms: Sequence[float] = field(default_factory=tuple)
+    soft: SoftFigures
 
 
 async def run_drill(
@@ -75,12 +77,14 @@ async def run_drill(
     async with LocalGroup(directory, driver=DRIVER) as group:
         await group.leader(timeout_s=LEADER_TIMEOUT_S)
         addresses = list(group.addresses.values())
-        drill = _Drill(group, record, say)
+        soft = SoftLoad(addresses, seed=seed)
+        drill = _Drill(group, record, soft, say)
         async with asyncio.TaskGroup() as tasks:
             for number in range(CLIENT_COUNT):
                 tasks.create_task(
                     run_client(number, addresses, record, seed=seed, stopping=stopping)
                 )
+            tasks.create_task(soft.run(stopping))
             for round_ in plan_rounds(rounds, seed=seed):
                 await drill.run(round_)
             stopping.set()
@@ -93,6 +97,7 @@ async def run_drill(
         *lost,
         *misplaced_writes(record.own_writes, found),
         *record.repeated,
+        *drill.soft_faults,
         *terms_with_two_leaders(leaders),
         *([] if hashes_equal else ["the replicas' states differ"]),
         *([violation] if violation is not None else []),
@@ -113,20 +118,38 @@ async def run_drill(
         faults=faults,
         snapshots_hit=drill.snapshots_hit,
         failover_ms=tuple(drill.failover_ms),
+        soft=SoftFigures(
+            committed_count=soft.committed_count,
+            committed_bytes=soft.committed_bytes,
+            lost_count=soft.lost_count,
+            with_ms=drill.calm_ms[True],
+            without_ms=drill.calm_ms[False],
+        ),
     )
 
 
 class _Drill:
-    def __init__(self, group: LocalGroup, record: Record, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, group: LocalGroup, record: Record, soft: SoftLoad, say: Callable[[str], None]
+    ) -> None:
         self._group = group
         self._record = record
+        self._soft = soft
         self._say = say
         self.failover_ms: list[float] = []
+        self.calm_ms: dict[bool, list[float]] = {True: [], False: []}
+        """By whether there was soft load: what writes took before the faults."""
+        self.soft_faults: list[str] = []
         self.snapshots_hit = 0
 
     async def run(self, round_: Round) -> None:
         group = self._group
+        soft_before = self._soft.committed_count
+        self._soft.is_on = round_.has_soft_load
+        began_us = self._record.clock_us()
         await asyncio.sleep(round_.load_s)
+        took_ms = self._record.took_ms_between(began_us, self._record.clock_us())
+        self.calm_ms[round_.has_soft_load] += took_ms
         leader = await group.leader(timeout_s=LEADER_TIMEOUT_S)
         followers = [name for name in group.names if name != leader]
         follower = followers[round_.pick % len(followers)]
@@ -140,6 +163,11 @@ class _Drill:
         await asyncio.sleep(round_.hold_s)
         await self._heal()
         gained = self._record.acknowledged_count - before
+        soft_gained = self._soft.committed_count - soft_before
+        if round_.has_soft_load:
+            note += f", {soft_gained} soft entries"
+            if soft_gained == 0:
+                self.soft_faults.append(f"round {round_.number + 1}: no soft entry was committed")
         self._say(f"round {round_.number + 1}: {round_.fault}{note}, {gained} writes since")
 
     async def _strike(self, fault: Fault, leader: str, follower: str) -> int:

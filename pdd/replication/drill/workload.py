@@ -67,6 +67,14 @@ class Record:
             default=None,
         )
 
+    def took_ms_between(self, from_us: int, until_us: int) -> list[float]:
+        """Of each acknowledged write that began and ended between two moments."""
+        return [
+            (answered - called) / 1000
+            for called, answered in self.acknowledged_calls_us
+            if from_us <= called and answered <= until_us
+        ]
+
 
 async def run_client(
     number: int, addresses: Sequence[str], record: Record, *, seed: int, stopping: asyncio.Event

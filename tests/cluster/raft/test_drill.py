@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,9 @@ def test_a_short_drill_keeps_every_promise(tmp_path: Path) -> None:
         "linearizable": True,
     }
     assert {key: report[key] for key in promises} == promises
+    soft = re.search(r"soft entries: (\d+) committed", done.stderr)
+    assert soft is not None, done.stderr
+    assert int(soft.group(1)) > 0
     assert list(tmp_path.iterdir()) == [], "a passed drill leaves nothing behind"
 
 

@@ -10,6 +10,7 @@ import pytest
 from pdd.cli.main import main
 from pdd.replication.drill import run
 from pdd.replication.drill.run import DrillReport, DrillResult
+from pdd.replication.drill.soft_load import SoftFigures
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:
@@ -26,7 +27,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:
             failover_ms_p50=1.0,
             failover_ms_max=2.0,
         )
-        return DrillResult(report=report, faults=faults, snapshots_hit=0)
+        soft = SoftFigures(
+            committed_count=3, committed_bytes=4_000_000, lost_count=1, with_ms=[2.0], without_ms=[]
+        )
+        return DrillResult(report=report, faults=faults, snapshots_hit=0, soft=soft)
 
     monkeypatch.setattr(run, "run_drill", run_drill)
 
@@ -39,6 +43,7 @@ def test_a_passed_drill_exits_with_0_and_leaves_nothing(
     output = capsys.readouterr()
     assert json.loads(output.out)["seed"] == 7
     assert "seed 7" in output.err
+    assert "soft entries: 3 committed (4.0 MB" in output.err
     assert list(tmp_path.iterdir()) == []
 
 

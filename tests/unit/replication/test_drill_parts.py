@@ -20,6 +20,13 @@ def test_twenty_rounds_have_every_fault_at_least_twice() -> None:
     assert min(faults.count(fault) for fault in Fault) == 2
 
 
+def test_every_fault_comes_up_with_soft_load_and_without() -> None:
+    rounds = plan_rounds(2 * len(Fault), seed=1)
+    for fault in Fault:
+        loads = {one.has_soft_load for one in rounds if one.fault is fault}
+        assert loads == {True, False}, fault
+
+
 WRITTEN = {"k": [(1, True), (2, False), (3, True)]}
 
 
