@@ -1,10 +1,11 @@
-"""``pdd config``: check a configuration, or show what is in force and why."""
+"""``pdd config``: check a configuration, show what is in force and why, or change it."""
 
 import os
 from pathlib import Path
 
 import click
 
+from pdd.cli import config_override
 from pdd.cli.options import output_option, set_option
 from pdd.cli.output import print_json, print_table
 
@@ -13,7 +14,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def config() -> None:
-    """Check or show a configuration."""
+    """Check or show a configuration, or change keys of a running cluster's."""
 
 
 @config.command()
@@ -78,3 +79,6 @@ def example() -> None:
     from pdd.config.show import example_file
 
     click.echo(example_file(), nl=False)
+
+
+config_override.add_to(config)

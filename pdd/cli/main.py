@@ -19,6 +19,7 @@ from pdd.cli.doctor import doctor
 from pdd.cli.down import down
 from pdd.cli.drill import drill
 from pdd.cli.node import node
+from pdd.cli.quota import quota
 from pdd.cli.raft import raft
 from pdd.cli.serve import serve
 from pdd.cli.up import supervise, up
@@ -43,6 +44,7 @@ for _command in (
     down,
     chat,
     node,
+    quota,
     raft,
     block,
     why,

@@ -44,6 +44,15 @@ def _adapter(section: str, key: str) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 
+def value_of(section: str, key: str, text: str) -> object:
+    """What a text after ``--set`` means for a key. Raises ValueError: why it does not fit."""
+    try:
+        value: object = _adapter(section, key).validate_python(from_text(section, key, text))
+    except ValidationError as error:
+        raise ValueError("; ".join(_sentence(fault) for fault in error.errors())) from error
+    return value
+
+
 def faults_of(section: str, key: str, value: object) -> list[str]:
     """Why ``value`` does not fit the key; empty when it does."""
     try:

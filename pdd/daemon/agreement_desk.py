@@ -11,10 +11,12 @@ import structlog
 
 from pdd.cell.operations import MemberLeft, Operation
 from pdd.cell.state import CellState
+from pdd.config.sections import Config
 from pdd.core.identity import NodeName
 from pdd.core.ports import Clock
 from pdd.daemon.agreed_cordons import AgreedCordons
 from pdd.daemon.agreed_roles import AgreedRoles
+from pdd.daemon.agreed_settings import AgreedSettings
 from pdd.daemon.agreement import Agreement, AgreementUnavailable
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.events import Event
@@ -34,14 +36,17 @@ class AgreementDesk:
         agreement: Agreement,
         clock: Clock,
         step: Callable[[Event], None],
+        config: Config | None = None,
     ) -> None:
-        """``step``: tells the core."""
+        """``step``: tells the core. ``config``: what agreed overrides are laid over; None: nobody
+        looks at them, nor at quotas."""
         self._core = core
         self._agreement = agreement
         self._clock = clock
         self._step = step
         self._cordons = AgreedCordons()
         self._roles = AgreedRoles()
+        self._settings = AgreedSettings(config) if config is not None else None
         self._said: set[asyncio.Task[None]] = set()
         self._absent_since_s = clock()
 
@@ -79,3 +84,6 @@ class AgreementDesk:
             self._step(event)
         for role_event in self._roles.events(state):
             self._step(role_event)
+        if self._settings is not None:
+            for settings_event in self._settings.events(state):
+                self._step(settings_event)

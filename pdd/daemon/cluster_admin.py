@@ -8,7 +8,7 @@ from pdd.core.errors import NodeUnavailable, PddError
 from pdd.daemon.unreached import reason_with_advice
 
 if TYPE_CHECKING:
-    from pdd.rpc.v1 import cluster_pb2
+    from pdd.rpc.v1 import cluster_pb2, settings_pb2
     from pdd.tls.security import Security
 
 _TIMEOUT_S = 5.0
@@ -24,10 +24,11 @@ class NotPossible(PddError):
 
 
 class ClusterAdmin:
-    """One scheduler's ``Cluster`` service."""
+    """One scheduler's ``Cluster`` and ``Settings`` services."""
 
-    def __init__(self, stub: Any, *, scheduler: str) -> None:
+    def __init__(self, stub: Any, settings: Any, *, scheduler: str) -> None:
         self._stub = stub
+        self._settings = settings
         self._scheduler = scheduler
 
     def cordon(
@@ -110,6 +111,34 @@ class ClusterAdmin:
         response: cluster_pb2.LocateBlocksResponse = self._call(self._stub.LocateBlocks, request)
         return response
 
+    def set_override(self, key: str, value: str | None) -> bool:
+        """Whether that changed anything; None takes it back. Raises NotPossible too."""
+        from pdd.rpc.v1 import settings_pb2
+
+        request = settings_pb2.SetOverrideRequest(key=key, value=value)
+        return bool(self._call(self._settings.SetOverride, request).is_changed)
+
+    def overrides(self) -> "list[settings_pb2.Override]":
+        """All of them, by key."""
+        from pdd.rpc.v1 import settings_pb2
+
+        request = settings_pb2.ListOverridesRequest()
+        return list(self._call(self._settings.ListOverrides, request).overrides)
+
+    def set_quota(self, tenant: str, requests_max: int | None) -> bool:
+        """Whether that changed anything; None: no limit. Raises NotPossible too."""
+        from pdd.rpc.v1 import settings_pb2
+
+        request = settings_pb2.SetQuotaRequest(tenant=tenant, requests_max=requests_max)
+        return bool(self._call(self._settings.SetQuota, request).is_changed)
+
+    def quotas(self) -> "list[settings_pb2.Quota]":
+        """All of them, by tenant."""
+        from pdd.rpc.v1 import settings_pb2
+
+        request = settings_pb2.ListQuotasRequest()
+        return list(self._call(self._settings.ListQuotas, request).quotas)
+
     def _call(
         self, method: Callable[..., Any], request: Any, *, timeout_s: float = _TIMEOUT_S
     ) -> Any:
@@ -121,7 +150,10 @@ class ClusterAdmin:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotKnown(error.details()) from error
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            if error.code() in (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ):
                 raise NotPossible(error.details()) from error
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NotPossible(f"scheduler at {self._scheduler}: {error.details()}") from error
@@ -142,10 +174,14 @@ def cluster_admin(scheduler: str, *, security: "Security | None" = None) -> Iter
     Raises:
         ConfigError: without TLS, and not on loopback.
     """
-    from pdd.rpc.v1 import cluster_pb2_grpc
+    from pdd.rpc.v1 import cluster_pb2_grpc, settings_pb2_grpc
     from pdd.tls.security import PLAIN
 
     # Proxies of the environment are for the internet, not for our own control plane.
     options = [("grpc.enable_http_proxy", 0)]
     with (security or PLAIN).blocking_channel(scheduler, options=options) as channel:
-        yield ClusterAdmin(cluster_pb2_grpc.ClusterStub(channel), scheduler=scheduler)
+        yield ClusterAdmin(
+            cluster_pb2_grpc.ClusterStub(channel),
+            settings_pb2_grpc.SettingsStub(channel),
+            scheduler=scheduler,
+        )

@@ -16,6 +16,7 @@ from pdd.control.leader_cluster import LeaderCluster
 from pdd.control.leader_server import DecisionsServicer
 from pdd.control.runs_client import RunsClient
 from pdd.control.runs_server import RunsServicer
+from pdd.control.settings_server import SettingsServicer
 from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
 from pdd.core.identity import Role
@@ -36,6 +37,7 @@ from pdd.daemon.scheduler_tokenizer import make_tokenizer
 from pdd.daemon.security import bind_members, bind_public, member_security, public_tls
 from pdd.daemon.security_metrics import SecurityMetrics
 from pdd.daemon.served_model import served_model
+from pdd.daemon.settings_desk import SettingsDesk
 from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.directory.machine import DirectoryMachine
 from pdd.gateway.front import Front
@@ -52,6 +54,7 @@ from pdd.rpc.v1 import (
     decisions_pb2_grpc,
     inference_pb2,
     runs_pb2_grpc,
+    settings_pb2_grpc,
 )
 from pdd.scheduler.core import SchedulerCore
 from pdd.tls.public import PublicTls
@@ -103,6 +106,7 @@ class _SchedulerDaemon:
             tokenizer_digest=tokenizer_digest(Path(config.engine.model)),
             agreement=agreement,
             sequences=sequences,
+            config=config,
         )
 
     async def serve(self) -> int:
@@ -163,6 +167,12 @@ class _SchedulerDaemon:
         )
         server = grpc.aio.server(options=SERVER_OPTIONS)
         cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+        settings_pb2_grpc.add_SettingsServicer_to_server(
+            SettingsServicer(
+                SettingsDesk(config=self._config, agreement=self._agreement), security=security
+            ),
+            server,
+        )
         inference.add_to_server(server)
         await add_health_and_reflection(
             server,

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import structlog
 
 from pdd.cell.sequences import SequenceTable, SoftOperation
+from pdd.config.sections import Config
 from pdd.control.convert import identity_from_proto
 from pdd.control.node_session import NodeSession
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
@@ -92,6 +93,7 @@ class SchedulerDriver:
         tokenizer_digest: str = "",
         agreement: Agreement | None = None,
         sequences: SequenceTable | None = None,
+        config: Config | None = None,
     ) -> None:
         """
         Args:
@@ -99,6 +101,7 @@ class SchedulerDriver:
             tokenizer_digest: nodes with another one are refused; empty compares nothing.
             agreement: with the other schedulers; None: kept in memory, for as long as this lives.
             sequences: what all schedulers have said of their requests; None: there is one.
+            config: the core's, over which what operators set is laid; None: they set nothing.
         """
         self._core = core
         self._clock = clock
@@ -107,7 +110,9 @@ class SchedulerDriver:
         self.directory = directory
         directory.on_news(self._step)
         agreement = agreement or AgreementOfOne()
-        self._agreed = AgreementDesk(core=core, agreement=agreement, clock=clock, step=self._step)
+        self._agreed = AgreementDesk(
+            core=core, agreement=agreement, clock=clock, step=self._step, config=config
+        )
         self.operator = OperatorDesk(core=core, clock=clock, agreement=agreement)
         self.role_operator = RoleDesk(core=core, clock=clock, agreement=agreement)
         self._book = NodeBook(

@@ -64,6 +64,7 @@ def decision_metrics(counts: Counts) -> Iterator[Metric]:
         labels=["reason"],
     )
     rejected.add_metric(["full"], counts.rejected_full)
+    rejected.add_metric(["quota"], counts.rejected_quota)
     rejected.add_metric(["deadline"], counts.rejected_deadline)
     yield rejected
     for name, text, value in (

@@ -41,6 +41,8 @@ def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
 
 def admit(state: State, request: Request, now_s: float) -> list[Effect]:
     """Queue a request of which nothing has run, or refuse it at once."""
+    if state.quotas and (above := _above_quota(state, request, now_s)) is not None:
+        return _refuse(state, request, now_s, above)
     if len(state.queue) >= state.settings.queue_request_count_max:
         state.counts.rejected_full += 1
         return _refuse(
@@ -54,7 +56,7 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
             ),
         )
     if not state.leads:
-        state.requests[request.id] = request
+        state.add(request)
         state.enqueue(request)
         return []
     question = ask(state, request, now_s)
@@ -66,7 +68,7 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
         if (late := _predicted_too_late(state, request, now_s)) is not None:
             return _refuse(state, request, now_s, late, verdict)
         request.blocked_s = None if verdict.is_own else now_s
-    state.requests[request.id] = request
+    state.add(request)
     state.enqueue(request)
     if isinstance(verdict, Placement) and len(state.queue) <= _unseen_from(state):
         # Whoever waits has just been looked at and could not use the room that this one can.
@@ -74,6 +76,20 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
     if isinstance(verdict, NoRoom):
         _note_waiting(state, request, now_s, verdict)
     return []
+
+
+def _above_quota(state: State, request: Request, now_s: float) -> AdmissionRejected | None:
+    """Only who leads knows all that a tenant has."""
+    tenant = request.request.tenant
+    limit = state.quotas.get(tenant)
+    if limit is None or not state.leads or state.tenants[tenant] < limit:
+        return None
+    state.counts.rejected_quota += 1
+    return AdmissionRejected(
+        f"tenant {tenant!r} has {state.tenants[tenant]} requests, its quota is {limit} at a time: "
+        "try again when one has ended",
+        retry_after_s=_retry_after_s(state, now_s),
+    )
 
 
 def refuse_hopeless(state: State, now_s: float) -> list[Effect]:

@@ -40,7 +40,7 @@ def adopt(state: State, node: Node, held: HeldSequence, now_s: float) -> list[Ef
     if blocks > node.unleased_block_count():
         cancel = Cancel(node=node.name, request_id=request_id)
         return [announced, cancel, *_queue(state, request)]
-    state.requests[request_id] = request
+    state.add(request)
     node.lease(
         request_id,
         blocks=blocks,
@@ -77,7 +77,7 @@ def output_recovered(state: State, event: OutputRecovered, now_s: float) -> list
     if event.finish is None:
         return [announced, *_queue(state, request)]
     request.phase = Phase.DECODING
-    state.requests[request.id] = request
+    state.add(request)
     ended_s = now_s - (held.ended_age_s or 0.0)
     return [announced, *complete(state, request, event.finish, event.node, ended_s)]
 
@@ -90,7 +90,7 @@ def _queue(state: State, request: Request) -> list[Effect]:
         return [fail(request, RequestFailed(why))]
     request.generation += 1
     request.interruption = "resumed after its scheduler was lost"
-    state.requests[request.id] = request
+    state.add(request)
     state.enqueue(request)
     return []
 

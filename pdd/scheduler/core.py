@@ -45,12 +45,14 @@ from pdd.scheduler.events import (
     NodeRoleSet,
     NodeUncordoned,
     OutputRecovered,
+    QuotasChanged,
     RequestArrived,
     RequestCancelled,
     SequenceFinished,
     SequenceFound,
     SequenceGrew,
     SequenceStarted,
+    SettingsChanged,
     Tick,
 )
 from pdd.scheduler.group_events import (
@@ -163,6 +165,13 @@ class SchedulerCore:
                 return switches.given(state, event, now_s)
             case NodeRoleReleased():
                 return switches.release(state, event, now_s)
+            case SettingsChanged():
+                state.settings = event.settings
+                state.policy.change(event.settings)
+                return []
+            case QuotasChanged():
+                state.quotas = event.requests_max
+                return []
             case JobFailed():
                 return attempts.job_failed(state, event, now_s)
             case LeadershipChanged():

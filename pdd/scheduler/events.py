@@ -1,5 +1,6 @@
 """What the scheduler core is told. All frozen; the driver makes them from RPCs and timers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -7,6 +8,7 @@ from pdd.core.frames import EngineFacts, Finish
 from pdd.core.identity import Forking, NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
 from pdd.scheduler.group_events import GroupEvent
+from pdd.scheduler.settings import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +237,21 @@ class NodeRoleReleased:
     node: NodeName
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged:
+    """Policy, paths, queue and its limit go by these from now on; what has a place keeps it."""
+
+    settings: SchedulerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotasChanged:
+    """How many requests each of these tenants may have at a time, waiting ones too. All there are:
+    a tenant that is not named has no limit. What it has already goes on."""
+
+    requests_max: Mapping[str, int]
+
+
 class FailureKind(StrEnum):
     """Why a node could not go on; ``NodeRequestFailed.kind`` of cluster.proto."""
 
@@ -280,6 +297,8 @@ Event = (
     | NodeRoleSet
     | NodeRoleGiven
     | NodeRoleReleased
+    | SettingsChanged
+    | QuotasChanged
     | JobFailed
     | Tick
     | GroupEvent

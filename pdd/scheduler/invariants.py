@@ -1,5 +1,7 @@
 """What is true between any two events."""
 
+from collections import Counter
+
 from pdd.scheduler.following import may_move
 from pdd.scheduler.requests import Phase
 from pdd.scheduler.state import State
@@ -8,6 +10,8 @@ from pdd.scheduler.state import State
 def check(state: State) -> None:
     """Assert the invariants; for tests and for idle moments."""
     assert state.queue == sorted(state.queue, key=state.turn), "the queue is out of order"
+    told = Counter(request.request.tenant for request in state.requests.values())
+    assert state.tenants == told, "a tenant's requests are miscounted"
     queued = set(state.queue)
     assert len(queued) == len(state.queue), "a request is queued twice"
     for request_id, request in state.requests.items():

@@ -41,7 +41,7 @@ def told(state: State, event: RequestTold, now_s: float) -> list[Effect]:
     is_new = event.phase is Phase.QUEUED and event.generation == 0
     if is_new and state.leads:
         return admit(state, request, now_s)
-    state.requests[request.id] = request
+    state.add(request)
     if event.open_choices is not None:
         request.open_choices = event.open_choices
     if event.output_token_count or event.phase in (Phase.TRANSFERRING, Phase.DECODING):

@@ -4,7 +4,8 @@ It keeps no clock and draws no random numbers.
 """
 
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdd.core.identity import NodeName, NodeState, RequestId
@@ -31,6 +32,7 @@ class Counts:
     given_back: int = 0
     adopted: int = 0
     rejected_full: int = 0
+    rejected_quota: int = 0
     rejected_deadline: int = 0
     false_rejects: int = 0
 
@@ -43,6 +45,8 @@ class State:
     ``leads``: it gives places; without, only what it holds is here, and waits for the leader's.
     ``rejections``: arrival index and latest useful placement of requests refused by prediction; the
     oldest go first, unjudged. ``cordons``: of nodes by name, which may be lost at the moment.
+    ``quotas``: how many requests a tenant may have. ``tenants``: how many each has; by ``add`` and
+    ``end``.
     """
 
     settings: SchedulerSettings
@@ -53,13 +57,20 @@ class State:
     counts: Counts = field(default_factory=Counts)
     leads: bool = True
     kept_for: tuple[RequestId, NodeName, bool] | None = None
+    quotas: Mapping[str, int] = field(default_factory=dict)
     rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))
     cordons: dict[NodeName, Cordon] = field(default_factory=dict)
     nodes: Nodes = field(default_factory=Nodes)
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
+    tenants: Counter[str] = field(default_factory=Counter)
     queue: list[RequestId] = field(default_factory=list)
     arrival_count: int = 0
     completions_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def add(self, request: Request) -> None:
+        """Know a request, until its ``end``."""
+        self.requests[request.id] = request
+        self.tenants[request.request.tenant] += 1
 
     def enqueue(self, request: Request) -> None:
         """At its turn among those who wait."""
@@ -108,4 +119,8 @@ class State:
         self.release(request)
         request.enter(Phase.FINISHED)
         del self.requests[request.request.request_id]
+        tenant = request.request.tenant
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
         return []

@@ -98,20 +98,24 @@ class Policy:
     def __init__(
         self, settings: SchedulerSettings, *, estimates: Estimates, directory: PrefixDirectory
     ) -> None:
-        policy = settings.policy
-        self._settings = settings
+        self.change(settings)
         self._estimates = estimates
         self._directory = directory
+        self.homes = {
+            role: Homes(role=role, entry_count_max=settings.policy.affinity_entry_count_max)
+            for role in (Role.PREFILL, Role.DECODE)
+        }
+
+    def change(self, settings: SchedulerSettings) -> None:
+        """Decide by these from now on. What earlier decisions have taught stays."""
+        policy = settings.policy
+        self._settings = settings
         self._prefill = Profile(
             filters=policy.prefill_filters, scorers=policy.prefill_scorers, settings=policy
         )
         self._decode = Profile(
             filters=policy.decode_filters, scorers=policy.decode_scorers, settings=policy
         )
-        self.homes = {
-            role: Homes(role=role, entry_count_max=policy.affinity_entry_count_max)
-            for role in (Role.PREFILL, Role.DECODE)
-        }
 
     def place(self, question: Question, nodes: Nodes) -> Placement | NoRoom:
         """Decide. Changes nothing but the order in which preferences are forgotten."""

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -491,6 +491,61 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
         run_here, "node", "uncordon", "decode-0", "--scheduler", address_of(group, last)
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_what_is_set_at_one_scheduler_holds_at_all_and_after_the_leaders_death(
+    group: Group,
+) -> None:
+    leader = await group.until_all_serve()
+    follower, other = (name for name in group.http if name != leader)
+
+    async def command(at: str, *arguments: str) -> str:
+        at_scheduler = (*arguments, "--scheduler", address_of(group, at))
+        done = await asyncio.to_thread(run_here, *at_scheduler)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    async def ask(at: str, tenant: str) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            return await client.post(
+                f"{group.http[at]}/v1/completions",
+                json={"prompt": PROMPTS[0], "max_tokens": 2},
+                headers={"x-pdd-tenant": tenant},
+            )
+
+    key = "scheduler.path.mode"
+    assert f"{key} is now local" in await command(follower, "config", "set", key, "local")
+    assert "may now have 0" in await command(follower, "quota", "set", "acme", "--requests", "0")
+    killed = group.pid(leader)
+    for _ in range(2):
+        for name in group.http:
+            answer = await until_known(lambda name=name: ask(name, "other"))
+            assert answer.json()["usage"]["pdd"]["path"] == "local", name
+            refused = await ask(name, "acme")
+            assert refused.status_code == 429
+            assert "tenant 'acme' has 0 requests, its quota is 0" in refused.text
+            assert "retry-after" in refused.headers
+        if group.pid(leader) == killed:
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda: group.pid(leader) != killed, "another process of the leader's")
+            await group.until_all_serve()
+    listed = json.loads(await command(leader, "config", "overrides", "-o", "json"))
+    assert listed == {key: {"value": "local", "configured": '"disaggregated"', "fault": None}}
+    assert f"{key} unset" in await command(other, "config", "unset", key)
+    assert "has no limit now" in await command(other, "quota", "unset", "acme")
+    assert (await ask(leader, "acme")).status_code == 200
+
+
+async def until_known(ask: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+    """What was set at one scheduler is at another one by the next message of their log."""
+
+    async def local() -> httpx.Response | None:
+        answer = await ask()
+        assert answer.status_code == 200, answer.text
+        return answer if answer.json()["usage"]["pdd"]["path"] == "local" else None
+
+    answer: httpx.Response = await until(local, "the setting to be known")
+    return answer
 
 
 def address_of(group: Group, name: str) -> str:

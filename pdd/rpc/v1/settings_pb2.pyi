@@ -1,0 +1,75 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SetOverrideRequest(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class SetOverrideResponse(_message.Message):
+    __slots__ = ("is_changed",)
+    IS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    is_changed: bool
+    def __init__(self, is_changed: _Optional[bool] = ...) -> None: ...
+
+class ListOverridesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListOverridesResponse(_message.Message):
+    __slots__ = ("overrides",)
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    overrides: _containers.RepeatedCompositeFieldContainer[Override]
+    def __init__(self, overrides: _Optional[_Iterable[_Union[Override, _Mapping]]] = ...) -> None: ...
+
+class Override(_message.Message):
+    __slots__ = ("key", "value", "configured_value", "fault")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_VALUE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    configured_value: str
+    fault: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., configured_value: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "requests_max")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    requests_max: int
+    def __init__(self, tenant: _Optional[str] = ..., requests_max: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ("is_changed",)
+    IS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    is_changed: bool
+    def __init__(self, is_changed: _Optional[bool] = ...) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQuotasResponse(_message.Message):
+    __slots__ = ("quotas",)
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    quotas: _containers.RepeatedCompositeFieldContainer[Quota]
+    def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ...) -> None: ...
+
+class Quota(_message.Message):
+    __slots__ = ("tenant", "requests_max")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    requests_max: int
+    def __init__(self, tenant: _Optional[str] = ..., requests_max: _Optional[int] = ...) -> None: ...
