@@ -148,8 +148,8 @@ class _Drill:
         self._soft.is_on = round_.has_soft_load
         began_us = self._record.clock_us()
         await asyncio.sleep(round_.load_s)
-        took_ms = self._record.took_ms_between(began_us, self._record.clock_us())
-        self.calm_ms[round_.has_soft_load] += took_ms
+        calm_ms = self._record.took_ms_between(began_us, self._record.clock_us())
+        self.calm_ms[round_.has_soft_load] += calm_ms
         leader = await group.leader(timeout_s=LEADER_TIMEOUT_S)
         followers = [name for name in group.names if name != leader]
         follower = followers[round_.pick % len(followers)]
