@@ -1,6 +1,7 @@
 """``pdd node cordon|uncordon|drain``: take a node out of a cluster by hand, and give it back."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,11 +9,13 @@ import click
 
 from pdd.cli.options import state_dir_option
 from pdd.cli.output import say
-from pdd.cli.scheduler import find_scheduler, scheduler_option
+from pdd.cli.scheduler import FoundScheduler, find_scheduler, scheduler_option
 from pdd.cli.tls import tls_options
+from pdd.core.identity import NodeState, Role
 
 if TYPE_CHECKING:
     from pdd.daemon.cluster_admin import ClusterAdmin
+    from pdd.daemon.supervisor_nodes import NodeRow
     from pdd.rpc.v1 import cluster_pb2
 
 _POLL_S = 0.25
@@ -39,6 +42,7 @@ def cordon(
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         node = found.pick(name)
+        _warn(found, node)
         changed = found.admin.cordon(node, message=message, is_drain=False).is_changed
         click.echo(f"{node} {'cordoned' if changed else 'already cordoned'}")
 
@@ -88,6 +92,7 @@ def drain(
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         node = found.pick(name)
+        _warn(found, node)
         begun = found.admin.cordon(node, message=message, is_drain=True)
         if begun.state.is_drained:
             click.echo(
@@ -99,6 +104,30 @@ def drain(
             click.echo(f"{node} draining: {_left(begun.state)}")
             return
         click.echo(_watch(found.admin, node, deadline_s))
+
+
+def _warn(found: FoundScheduler, node: str) -> None:
+    if text := last_of_its_role(node, found.nodes()):
+        say(f"warning: {text}")
+
+
+def last_of_its_role(node: str, rows: "Sequence[NodeRow]") -> str:
+    """What stops with the last node that takes work of its role; empty while another does.
+
+    It is done all the same: an operator may mean to take everything out.
+    """
+    working = [row for row in rows if row.state in (NodeState.READY, NodeState.DEGRADED)]
+    role = next((row.role for row in working if row.name == node), "")
+    if not role or any(row.role == role for row in working if row.name != node):
+        return ""
+    effect = {
+        Role.DECODE: "new requests get 503",
+        Role.PREFILL: "decode nodes compute prompts themselves, which their streams feel,",
+    }[Role(role)]
+    return (
+        f"{node} is the last {role} node that takes work: {effect} until another joins or"
+        f" 'pdd node uncordon {node}'"
+    )
 
 
 def _watch(admin: "ClusterAdmin", node: str, deadline_s: float) -> str:

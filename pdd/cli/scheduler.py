@@ -13,6 +13,7 @@ from pdd.cli.tls import client_security
 
 if TYPE_CHECKING:
     from pdd.daemon.cluster_admin import ClusterAdmin
+    from pdd.daemon.supervisor_nodes import NodeRow
     from pdd.tls.security import Security
 
 
@@ -49,10 +50,13 @@ class FoundScheduler:
 
     def pick(self, name: str) -> str:
         """The whole name of the one node that ``name`` is, or is a prefix of."""
+        return pick_name(name, [row.name for row in self.nodes()])
+
+    def nodes(self) -> "list[NodeRow]":
+        """Every node that it knows."""
         from pdd.daemon.supervisor_nodes import list_nodes
 
-        rows = list_nodes(self.address, timeout_s=5.0, security=self.security)
-        return pick_name(name, [row.name for row in rows])
+        return list_nodes(self.address, timeout_s=5.0, security=self.security)
 
 
 @contextmanager
