@@ -20,6 +20,7 @@ from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import StepMetadata
 from pdd.connector.process import die_with_parent
 from pdd.connector.scheduler_side import SchedulerSide, told_by_workers
+from pdd.connector.step_limiter import StepLimiter
 from pdd.connector.worker_side import WorkerSettings, WorkerSide
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
             self._block_counter = BlockCounter(
                 leak_block_after_jobs=extra["pdd"].get("leak_block_after_jobs", 0)
             )
-            self._scheduler_side = SchedulerSide(block_size=block_size, counter=self._block_counter)
+            self._scheduler_side = SchedulerSide(
+                block_size=block_size,
+                counter=self._block_counter,
+                steps=StepLimiter(vllm_config.scheduler_config),
+            )
         else:
             extra = vllm_config.kv_transfer_config.kv_connector_extra_config
             self._worker_side = WorkerSide(
@@ -158,7 +163,7 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens a peer will provide, and that they come asynchronously."""
+        """How many tokens a peer will provide, and that they come asynchronously. None: later."""
         return self._scheduler.tokens_to_load(request, num_computed_tokens)
 
     def update_state_after_alloc(

@@ -6,6 +6,7 @@ can only mean that two installations were mixed; the worker half then refuses to
 1. first version.
 2. ``census``; ``tables`` and what asks for them.
 3. Targets of prefill jobs that pull a prefix; loans of decode jobs.
+4. ``held_prompt_count``.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from pdd.connector.params import SourceNode
 from pdd.core.blocks import BlockCensus
 
-METADATA_VERSION = 3
+METADATA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,8 @@ class StepMetadata(KVConnectorMetadata):
     """The blocks as they were when the step was scheduled; None when they were not counted."""
     tables: dict[str, list[int]] = field(default_factory=dict)
     """Block tables of the jobs that were asked for; empty for those that hold none."""
+    held_prompt_count: int = 0
+    """Long prompts that wait for their turn."""
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,8 @@
 """The half that lives beside vLLM's scheduler, in ``VLLM::EngineCore``.
 
-It decides nothing: it turns what vLLM's scheduler did in a step into block lists for the worker
-halves, and appends the first token to a sequence before vLLM promotes it.
+It turns what vLLM's scheduler did in a step into block lists for the worker halves, and appends
+the first token to a sequence before vLLM promotes it. The one thing it decides is when long prompts
+are computed (``long_turns``).
 
 Invariants:
 
@@ -29,6 +30,7 @@ from pdd.connector.metadata import (
     WorkerMetadata,
 )
 from pdd.connector.params import JobKind, JobParams
+from pdd.connector.step_limiter import StepLimiter
 from pdd.core.blocks import BlockState
 
 if TYPE_CHECKING:
@@ -53,9 +55,11 @@ class _Job:
 class SchedulerSide:
     """One per engine. ``block_size``: tokens in one KV block of the only KV cache group."""
 
-    def __init__(self, *, block_size: int, counter: BlockCounter) -> None:
+    def __init__(self, *, block_size: int, counter: BlockCounter, steps: StepLimiter) -> None:
         self._block_size = block_size
         self._counter = counter
+        self._steps = steps
+        self._turns = steps.turns
         self._jobs: dict[str, _Job] = {}
         self._requests: dict[str, Request] = {}
         self._request_ids: dict[str, str] = {}  # by key, as long as blocks may be held
@@ -77,13 +81,26 @@ class SchedulerSide:
                 # Known from now on, so that a ticket which comes while the prompt waits its turn
                 # is kept until the request's own deadline.
                 self._append(self._step.ready_blocks, request.request_id, job, [], 0)
+                self._turns.offered(
+                    request.request_id, job.prompt_token_count, priority=request.priority
+                )
+                self._steps.limit_next(self._requests)
 
-    def tokens_to_load(self, request: "Request", cached_token_count: int) -> tuple[int, bool]:
-        """How many prompt tokens beyond the local prefix hit a peer will provide."""
+    def tokens_to_load(
+        self, request: "Request", cached_token_count: int
+    ) -> tuple[int | None, bool]:
+        """How many prompt tokens beyond the local prefix hit a peer will provide. None: it is not
+        the request's turn; vLLM leaves it where it is and asks again in the next step."""
         job = self._jobs.get(request.request_id)
-        if job is None or job.target_opened:
+        if job is None:
             return 0, False
-        missing = max(self._load_end(job) - cached_token_count, 0)
+        missing = 0
+        if not job.target_opened:
+            missing = max(self._load_end(job) - cached_token_count, 0)
+        if job.params.kind is JobKind.PREFILL:
+            remaining = job.prompt_token_count - cached_token_count - missing
+            if not self._turns.may_begin(request.request_id, remaining):
+                return None, False
         return missing, missing > 0
 
     def _load_end(self, job: _Job) -> int:
@@ -118,6 +135,7 @@ class SchedulerSide:
         job.cached_token_count = cached
         awaited = tuple(block_ids[first_index:end_index])
         self._counter.waits_for(request.request_id, awaited)
+        self._turns.loading(request.request_id)
         self._step.opened_targets.append(
             TargetBlocks(
                 key=job.params.key,
@@ -149,6 +167,9 @@ class SchedulerSide:
             step.tables[key] = [] if request_id is None else self._counter.table_of(request_id)
         self._asked_keys.clear()
         step.census = self._counter.look(is_idle=output.total_num_scheduled_tokens == 0)
+        self._steps.step_scheduled()
+        self._steps.limit_next(self._requests)
+        step.held_prompt_count = self._turns.held_count
         return step
 
     def _scheduled(
@@ -161,6 +182,7 @@ class SchedulerSide:
             job.cached_token_count = min(computed, job.prompt_token_count)
         end = min(computed + scheduled, job.prompt_token_count)
         job.prompt_done = computed + scheduled >= job.prompt_token_count
+        self._turns.computed(req_id, job.prompt_token_count - end)
         self._step.progress.append(
             PromptProgress(
                 key=job.params.key,
@@ -247,6 +269,7 @@ class SchedulerSide:
             if job is None or request is None:
                 continue
             job.waits_for_blocks = False
+            self._turns.loaded(req_id)
             token = told.first_tokens.get(req_id)
             if token is None or request.is_finished():
                 continue
@@ -255,11 +278,14 @@ class SchedulerSide:
             request._all_token_ids.append(token)
             request.num_prompt_tokens += 1
             request.update_block_hashes()
+        if received:
+            self._steps.limit_next(self._requests)
 
     def request_finished(self, request: "Request") -> bool:
         """True: keep the blocks until the worker halves report the request as sent."""
         job = self._jobs.pop(request.request_id, None)
         self._requests.pop(request.request_id, None)
+        self._turns.ended(request.request_id)
         kept = _kept_as(job)
         self._counter.ended(request.request_id, kept)
         if job is None:

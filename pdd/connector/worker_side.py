@@ -166,7 +166,8 @@ class WorkerSide:
         self._reported_tokens: dict[str, int] = {}
         self._failed_blocks: set[int] = set()
         self._asked_keys: list[str] = []
-        self._counters: dict[str, float] = {}
+        self._held_prompt_count = 0
+        self._counters: dict[str, float] = {"held_prompts": 0.0}  # as told
 
     def register(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         """Start transfer engine and link; raises if either cannot start."""
@@ -212,6 +213,7 @@ class WorkerSide:
                 f"scheduler half speaks metadata version {step.version}, worker half "
                 f"{METADATA_VERSION}: two installations of pdd are mixed"
             )
+        self._held_prompt_count = step.held_prompt_count
         for progress in step.progress:
             if self._rank == 0:
                 self._send(
@@ -529,6 +531,7 @@ class WorkerSide:
 
     def _report_counters(self) -> None:
         counters = {name: float(value) for name, value in self._transfer.stats().items()}
+        counters["held_prompts"] = float(self._held_prompt_count)
         if counters != self._counters:
             self._counters = counters
             self._send(Counters(values=counters))

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from pdd.config.sections import Config, EngineKind, EngineSection, TransferTransport
 from pdd.core.errors import ConfigError
-from pdd.core.identity import NodeIdentity, Role
+from pdd.core.identity import NodeIdentity
 from pdd.core.ports import Clock
 from pdd.daemon.served_model import served_model
 from pdd.engine.port import Engine
@@ -178,6 +178,4 @@ def vllm_settings(config: Config, rpc_dir: Path) -> "VllmSettings":
         transport=transfer.transport.value,
         devices=ucx_devices(config),
         leak_block_after_jobs=config.faults.leak_block_after_jobs,
-        # A decode node's streams wait for the whole step; there small chunks would only cost time.
-        shares_steps=config.node.role is Role.PREFILL,
     )

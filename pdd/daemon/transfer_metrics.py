@@ -22,6 +22,7 @@ class _Known:
     name: str
     help: str
     grows: bool = True
+    prefix: str = _PREFIX
 
 
 _KNOWN = {
@@ -68,6 +69,12 @@ _KNOWN = {
     "shared_slots_lent": _Known(
         "shared_memory_slots_lent", "Slots of shared memory in use", grows=False
     ),
+    "held_prompts": _Known(
+        "held_prompts",
+        "Long prompts that wait in a node's engine for their turn",
+        grows=False,
+        prefix="pdd_node_",
+    ),
 }
 _REASONS = {f"{_REFUSED}{reason.value}": reason.value for reason in Reason}
 
@@ -83,7 +90,7 @@ def transfer_metrics(
     """One family per name that any node has sent; every sample is labelled with its node."""
     for counter, known in _KNOWN.items():
         family_type = CounterMetricFamily if known.grows else GaugeMetricFamily
-        family = family_type(_PREFIX + known.name, known.help, labels=["node"])
+        family = family_type(known.prefix + known.name, known.help, labels=["node"])
         for node, counters in counters_by_node.items():
             if counter in counters:
                 family.add_metric([node], counters[counter])

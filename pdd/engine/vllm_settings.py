@@ -9,8 +9,6 @@ from pdd.engine.vllm_cache_events import ENVIRONMENT as CACHE_EVENTS_ENVIRONMENT
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.settings import TransferSettings
 
-_LONG_SHARE = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
@@ -18,8 +16,6 @@ class VllmSettings:
 
     ``cpu_cores``: cores the engine's threads are bound to, for builds without a GPU.
     ``gpus``: as in CUDA_VISIBLE_DEVICES; empty leaves the environment's choice.
-    ``shares_steps``: no prompt takes more than a fourth of a step from others, or its even share if
-    that is more. Alone it takes all of it.
     ``rpc_dir``: folder for vLLM's own sockets, removed by the daemon at its end.
     """
 
@@ -43,7 +39,6 @@ class VllmSettings:
     transport: str = "auto"
     devices: str | None = None
     leak_block_after_jobs: int = 0
-    shares_steps: bool = False
 
     def environment(self) -> dict[str, str]:
         """What must be set before vLLM's processes start; they inherit it."""
@@ -84,10 +79,6 @@ def engine_args(
     for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
         if value := getattr(settings, name):
             args[name] = value
-    if settings.shares_steps and settings.max_num_batched_tokens >= _LONG_SHARE:
-        # Without this one long prompt takes every step until it is done, whoever waits.
-        args["long_prefill_token_threshold"] = settings.max_num_batched_tokens // _LONG_SHARE
-        args["long_prefill_token_threshold_adaptive"] = True
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
     args.update(settings.extra)

@@ -542,7 +542,7 @@ class TestRanks:
             if rank
             else [
                 Progress(key=KEY, start=0, end=16, prompt_token_count=20, cached_token_count=4),
-                Counters(values={"sent_bytes": 5.0}),
+                Counters(values={"sent_bytes": 5.0, "held_prompts": 0.0}),
             ]
         )
         assert worker.reported() == told

@@ -48,15 +48,18 @@ MODEL = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "vocab_size": 256,
-    "max_position_embeddings": 512,
     "torch_dtype": "bfloat16",
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
 
 
-def make_vllm_config(folder: Path, *, chunk: int) -> VllmConfig:
-    (folder / "config.json").write_text(json.dumps(MODEL))
+def make_vllm_config(
+    folder: Path, *, chunk: int, max_model_len: int = 512, chunk_limit: int = 0
+) -> VllmConfig:
+    """``chunk_limit``: vLLM's own, as an operator sets it."""
+    model = {**MODEL, "max_position_embeddings": max_model_len}
+    (folder / "config.json").write_text(json.dumps(model))
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     return VllmConfig(
         model_config=ModelConfig(
@@ -64,13 +67,15 @@ def make_vllm_config(folder: Path, *, chunk: int) -> VllmConfig:
             skip_tokenizer_init=True,
             dtype="bfloat16",
             seed=0,
-            max_model_len=512,
+            max_model_len=max_model_len,
         ),
         scheduler_config=SchedulerConfig(
             max_num_seqs=8,
             max_num_batched_tokens=chunk,
-            max_model_len=512,
+            max_model_len=max_model_len,
             enable_chunked_prefill=True,
+            long_prefill_token_threshold=chunk_limit,
+            policy="priority",
             is_encoder_decoder=False,
         ),
         cache_config=cache,
@@ -120,6 +125,7 @@ class PlayedEngine:
         max_tokens: int = 4,
         pulled_tokens: int = 0,
         lends: bool = False,
+        priority: int = 0,
     ) -> Request:
         """A job of pdd's, or with ``kind`` None a request of somebody else's."""
         job = Job(
@@ -128,7 +134,7 @@ class PlayedEngine:
             prompt_token_ids=tuple(prompt),
             sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
             cache_salt="",
-            priority=0,
+            priority=priority,
             deadline_s=60.0,
             source=SOURCE if kind is JobKind.DECODE else None,
             pull=pull_of(pulled_tokens) if pulled_tokens else None,
@@ -142,6 +148,7 @@ class PlayedEngine:
             prompt_token_ids=list(prompt),
             sampling_params=params,
             pooling_params=None,
+            priority=priority,
             block_hasher=self._hasher,
         )
         self.scheduler.add_request(request)

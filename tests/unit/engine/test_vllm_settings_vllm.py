@@ -53,24 +53,6 @@ def test_what_is_not_set_is_left_to_vllm() -> None:
     assert "kv_cache_memory_bytes" not in args
 
 
-def test_a_prefill_node_s_steps_are_shared_by_its_prompts_unless_an_operator_says_otherwise() -> (
-    None
-):
-    settings = make_settings(max_num_batched_tokens=512, shares_steps=True)
-    args = engine_args(settings, WORKER, cache_events={})
-    assert args["long_prefill_token_threshold"] == 128
-    assert args["long_prefill_token_threshold_adaptive"] is True
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    assert set(args) <= known
-    assert "long_prefill_token_threshold" not in engine_args(
-        make_settings(max_num_batched_tokens=512), WORKER, cache_events={}
-    )
-    extra = make_settings(
-        max_num_batched_tokens=512, shares_steps=True, extra={"long_prefill_token_threshold": 0}
-    )
-    assert engine_args(extra, WORKER, cache_events={})["long_prefill_token_threshold"] == 0
-
-
 def test_an_operators_extra_argument_wins_but_not_over_the_transfer() -> None:
     extra = {"max_num_seqs": 3, "kv_transfer_config": {"kv_connector": "Other"}}
     args = engine_args(make_settings(max_num_seqs=8, extra=extra), WORKER, cache_events={})
