@@ -6,14 +6,32 @@ from dataclasses import dataclass, field
 from pdd.core.identity import Forking, NodeIdentity, NodeName, NodeState, RequestId, Role
 
 _NAMES_SHOWN_MAX = 3
-_NOTED = frozenset(
-    {
-        *("_leased", "_claimed", "_queued", "_inbound", "_sequences", "_long_blocks"),
-        *("worked_until_s", "state", "role", "next_role"),
-    }
-)
-"""What ``pools`` copies; all else that it reads is fixed for a node's life."""
-_set = object.__setattr__
+_PLACE = frozenset({"state", "role", "next_role"})
+"""What says in which pool a node is; all else that ``pools`` reads is in its ``NodeSums``, or fixed
+for its life."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """What ``pools`` has to copy anew. ``by_id``: nodes whose sums have changed, by object.
+    ``are_places``: a node may be in another pool than before."""
+
+    by_id: dict[int, "Node"] = field(default_factory=dict)
+    are_places: bool = True
+
+
+@dataclass(slots=True)
+class NodeSums:
+    """Over all leases of a node; ``Node.check`` counts them anew. ``worked_until_s``: up to when
+    the work on its queued prompts is accounted for."""
+
+    leased: int = 0
+    claimed: int = 0
+    queued: int = 0
+    inbound_bytes: int = 0
+    sequences: int = 0
+    long_blocks: int = 0
+    worked_until_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +48,7 @@ class Node:
     and no other), ``next_role``: the one that it changes to when it holds nothing any more.
     ``pulls``: it can pull a prefix from a peer, and lend it one.
     ``cache_generation`` counts how often the node said that its prefix cache is empty.
-    Every write to an attribute notes the node for ``pools``, which keeps copies of them.
+    Every change of leases or of the pool it belongs to is noted for ``pools``, which has copies.
     """
 
     identity: NodeIdentity
@@ -59,15 +77,8 @@ class Node:
     long: dict[RequestId, None] = field(default_factory=dict)
     queued_tokens: dict[RequestId, int] = field(default_factory=dict)
     inbound_bytes: dict[RequestId, int] = field(default_factory=dict)
-    worked_until_s: float = 0.0
-    _leased: int = 0
-    _claimed: int = 0
-    _queued: int = 0
-    _inbound: int = 0
-    _sequences: int = 0
-    _long_blocks: int = 0
-    _notes: list["Node"] = field(default_factory=list, repr=False, compare=False)
-    _is_noted: bool = field(default=True, repr=False, compare=False)
+    sums: NodeSums = field(default_factory=NodeSums)
+    changes: Changes = field(default_factory=Changes, repr=False, compare=False)
     name: NodeName = field(init=False)
     usable_block_count: int = field(init=False)
 
@@ -78,19 +89,14 @@ class Node:
         self.usable_block_count = self.block_count - 1
 
     def __setattr__(self, name: str, value: object) -> None:
-        _set(self, name, value)
-        if name in _NOTED and not getattr(self, "_is_noted", True):
-            _set(self, "_is_noted", True)
-            self._notes.append(self)
+        if name in _PLACE and hasattr(self, "changes") and getattr(self, name) is not value:
+            self.changes.are_places = True
+        object.__setattr__(self, name, value)
 
-    def note_in(self, notes: list["Node"]) -> None:
-        """From now on it puts itself into this list when it changes, once until ``note_again``."""
-        self._notes = notes
-        self._is_noted = False
-
-    def note_again(self) -> None:
-        """Its changes so far have been seen."""
-        self._is_noted = False
+    def _to_change(self) -> NodeSums:
+        """Whoever changes them has them from here."""
+        self.changes.by_id[id(self)] = self
+        return self.sums
 
     @property
     def takes_work(self) -> bool:
@@ -142,7 +148,7 @@ class Node:
     @property
     def sequence_count(self) -> int:
         """Choices of all requests that run or may run here."""
-        return self._sequences
+        return self.sums.sequences
 
     def token_count_max(self) -> int:
         """The longest sequence, prompt and output, that an empty node can run."""
@@ -150,15 +156,15 @@ class Node:
 
     def unleased_block_count(self) -> int:
         """Blocks that are promised to nobody."""
-        return self.usable_block_count - self._leased
+        return self.usable_block_count - self.sums.leased
 
     def growth_block_count(self) -> int:
         """Blocks that the present leases may still grow by."""
-        return self._claimed - self._leased
+        return self.sums.claimed - self.sums.leased
 
     def long_block_count(self) -> int:
         """Blocks that long requests hold."""
-        return self._long_blocks
+        return self.sums.long_blocks
 
     def lease(
         self,
@@ -176,50 +182,55 @@ class Node:
         ``claim``: blocks for the longest output; None where the lease is for that already.
         """
         assert request_id not in self.leases, f"{request_id} holds a lease on {self.name} already"
+        sums = self._to_change()
+        claim = max(blocks, claim or 0)
         self.leases[request_id] = blocks
-        self.claims[request_id] = max(blocks, claim or 0)
-        self._leased += blocks
-        self._claimed += self.claims[request_id]
+        self.claims[request_id] = claim
+        sums.leased += blocks
+        sums.claimed += claim
         self.sequences[request_id] = sequence_count
-        self._sequences += sequence_count
+        sums.sequences += sequence_count
         if is_long:
             self.long[request_id] = None
-            self._long_blocks += blocks
+            sums.long_blocks += blocks
         if queued_tokens > 0:
             if not self.queued_tokens:
-                self.worked_until_s = now_s
+                sums.worked_until_s = now_s
             self.queued_tokens[request_id] = queued_tokens
-            self._queued += queued_tokens
+            sums.queued += queued_tokens
 
     def grow(self, request_id: RequestId, *, blocks: int) -> None:
         """Promise more to a request that runs longer than expected; it is a long one now."""
         assert self.leases[request_id] <= blocks <= self.claims[request_id], request_id
+        sums = self._to_change()
         added_blocks = blocks - self.leases[request_id]
-        self._leased += added_blocks
-        self._long_blocks += added_blocks if request_id in self.long else blocks
+        sums.leased += added_blocks
+        sums.long_blocks += added_blocks if request_id in self.long else blocks
         self.leases[request_id] = blocks
         self.long[request_id] = None
 
     def shrink(self, request_id: RequestId, *, blocks: int, claim: int) -> None:
         """One of several choices has ended: its part of the promise is free."""
         assert blocks <= claim, request_id
+        sums = self._to_change()
         added_blocks = blocks - self.leases[request_id]
-        self._leased += added_blocks
+        sums.leased += added_blocks
         if request_id in self.long:
-            self._long_blocks += added_blocks
-        self._claimed += claim - self.claims[request_id]
+            sums.long_blocks += added_blocks
+        sums.claimed += claim - self.claims[request_id]
         self.leases[request_id] = blocks
         self.claims[request_id] = claim
         self.sequences[request_id] -= 1
-        self._sequences -= 1
+        sums.sequences -= 1
 
     def lower(self, request_id: RequestId, *, blocks: int) -> None:
         """Promise less than before, as another scheduler does; it may grow again."""
         added_blocks = blocks - self.leases[request_id]
         assert added_blocks <= 0, request_id
-        self._leased += added_blocks
+        sums = self._to_change()
+        sums.leased += added_blocks
         if request_id in self.long:
-            self._long_blocks += added_blocks
+            sums.long_blocks += added_blocks
         self.leases[request_id] = blocks
 
     def computed(self, request_id: RequestId, *, now_s: float) -> float | None:
@@ -227,58 +238,64 @@ class Node:
         tokens = self.queued_tokens.pop(request_id, None)
         if tokens is None:
             return None
-        self._queued -= tokens
-        worked_s = max(now_s - self.worked_until_s, 0.0)
-        self.worked_until_s = now_s
+        sums = self._to_change()
+        sums.queued -= tokens
+        worked_s = max(now_s - sums.worked_until_s, 0.0)
+        sums.worked_until_s = now_s
         return worked_s
 
     def backlog_tokens(self, *, tokens_per_s: float, now_s: float) -> float:
         """Prompt tokens ahead of a new request: queued and running ones, less what must be done of
         them by now. Never less than a tenth, because what is not reported is not done."""
-        worked = max(now_s - self.worked_until_s, 0.0) * tokens_per_s
-        return max(self._queued - worked, 0.1 * self._queued)
+        sums = self.sums
+        worked = max(now_s - sums.worked_until_s, 0.0) * tokens_per_s
+        return max(sums.queued - worked, 0.1 * sums.queued)
 
     @property
     def queued_token_count(self) -> int:
         """Prompt tokens of requests here that have no token yet."""
-        return self._queued
+        return self.sums.queued
 
     def expect(self, request_id: RequestId, *, size_bytes: int) -> None:
         """KV blocks of a request are to come here."""
         self.inbound_bytes[request_id] = size_bytes
-        self._inbound += size_bytes
+        self._to_change().inbound_bytes += size_bytes
 
     def received(self, request_id: RequestId) -> None:
         """They are here, or will not come. Idempotent."""
         if request_id in self.inbound_bytes:
-            self._inbound -= self.inbound_bytes.pop(request_id)
+            self._to_change().inbound_bytes -= self.inbound_bytes.pop(request_id)
 
     @property
     def inbound_size_bytes(self) -> int:
         """KV bytes on their way here, in all."""
-        return self._inbound
+        return self.sums.inbound_bytes
 
     def release(self, request_id: RequestId) -> None:
         """End a lease. Idempotent: the request may never have had one here."""
-        blocks = self.leases.pop(request_id, 0)
-        self._leased -= blocks
+        blocks = self.leases.pop(request_id, None)
+        if blocks is None:
+            return
+        sums = self._to_change()
+        sums.leased -= blocks
         if request_id in self.long:
             del self.long[request_id]
-            self._long_blocks -= blocks
-        self._claimed -= self.claims.pop(request_id, 0)
-        self._sequences -= self.sequences.pop(request_id, 0)
-        self._queued -= self.queued_tokens.pop(request_id, 0)
+            sums.long_blocks -= blocks
+        sums.claimed -= self.claims.pop(request_id)
+        sums.sequences -= self.sequences.pop(request_id)
+        sums.queued -= self.queued_tokens.pop(request_id, 0)
         self.received(request_id)
 
     def check(self) -> None:
         """The sums are those of the leases. (That nobody is promised what is not there depends on
         who leads: see ``invariants``.)"""
-        assert self._leased == sum(self.leases.values()), self.name
-        assert self._claimed == sum(self.claims.values()), self.name
-        assert self._queued == sum(self.queued_tokens.values()), self.name
-        assert self._inbound == sum(self.inbound_bytes.values()), self.name
-        assert self._sequences == sum(self.sequences.values()), self.name
-        assert self._long_blocks == sum(map(self.leases.__getitem__, self.long)), self.name
+        sums = self.sums
+        assert sums.leased == sum(self.leases.values()), self.name
+        assert sums.claimed == sum(self.claims.values()), self.name
+        assert sums.queued == sum(self.queued_tokens.values()), self.name
+        assert sums.inbound_bytes == sum(self.inbound_bytes.values()), self.name
+        assert sums.sequences == sum(self.sequences.values()), self.name
+        assert sums.long_blocks == sum(map(self.leases.__getitem__, self.long)), self.name
         assert self.claims.keys() == self.leases.keys() == self.sequences.keys(), self.name
         for request_id, blocks in self.leases.items():
             assert blocks <= self.claims[request_id], f"{request_id} holds more than its claim"

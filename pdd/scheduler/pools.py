@@ -2,9 +2,9 @@
 
 A decision looks at every node that takes work. Reading each node's attributes would cost it some
 microseconds per node; as columns all nodes of a role cost about as much as a few. A column is a
-copy of what nodes and their leases say, never a count of its own: every write to a node's attribute
-notes the node, and before the next decision the rows of those that were noted are copied anew.
-``Nodes.check`` compares all with a fresh copy.
+copy of what nodes and their leases say, never a count of its own: a node whose leases change notes
+itself, and before the next decision the rows of those that did are copied anew. ``Nodes.check``
+compares all with a fresh copy.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdd.core.identity import NodeName, Role
-from pdd.scheduler.nodes import Node
+from pdd.scheduler.nodes import Changes, Node
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """``(node count,)``; whole numbers are exact up to 2**53."""
@@ -52,22 +52,25 @@ class Pool:
             )
 
     def copy_node(self, node: Node) -> None:
-        """It has changed."""
-        self._cells[self.index[node.name]] = _changing(node)
+        """Its leases have changed; one that is not here has no row."""
+        position = self.index.get(node.name)
+        if position is not None and self.nodes[position] is node:
+            self._cells[position] = _changing(node)
 
 
 def _changing(node: Node) -> tuple[float, ...]:
-    unpromised, sequences = node.unleased_block_count(), node.sequence_count
+    sums = node.sums
+    unpromised = node.usable_block_count - sums.leased
     return (
         unpromised,
-        sequences,
-        max(1.0 - unpromised / node.usable_block_count, sequences / node.max_num_seqs),
-        node.growth_block_count(),
+        sums.sequences,
+        max(1.0 - unpromised / node.usable_block_count, sums.sequences / node.max_num_seqs),
+        sums.claimed - sums.leased,
         len(node.long),
-        node.long_block_count(),
-        node.queued_token_count,
-        node.worked_until_s,
-        node.inbound_size_bytes,
+        sums.long_blocks,
+        sums.queued,
+        sums.worked_until_s,
+        sums.inbound_bytes,
     )
 
 
@@ -76,45 +79,30 @@ class Nodes(dict[NodeName, Node]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._noted: list[Node] = []
-        self._are_others = False
-        """Nodes have come or gone since the pools were made."""
-        self._pools = {role: Pool(()) for role in Role}
+        self._changes = Changes()
+        self._pools: dict[Role, Pool] = {}
 
     def __setitem__(self, name: NodeName, node: Node) -> None:
         super().__setitem__(name, node)
-        node.note_in(self._noted)
-        self._are_others = True
+        node.changes = self._changes
+        self._changes.are_places = True
 
     def __delitem__(self, name: NodeName) -> None:
         super().__delitem__(name)
-        self._are_others = True
+        self._changes.are_places = True
 
     def pool(self, role: Role) -> Pool:
         """As its nodes are now."""
-        if self._noted or self._are_others:
-            self._refresh()
-        return self._pools[role]
-
-    def _refresh(self) -> None:
-        noted = [node for node in self._noted if self.get(node.name) is node]
-        for node in self._noted:
-            node.note_again()
-        self._noted.clear()
-        if self._are_others or any(not self._is_in_place(node) for node in noted):
+        changes = self._changes
+        if changes.are_places:
             self._pools = self._fresh_pools()
-            self._are_others = False
-            return
-        for node in noted:
-            pool = self._pools[node.role]
-            if node.name in pool.index:
-                pool.copy_node(node)
-
-    def _is_in_place(self, node: Node) -> bool:
-        return all(
-            (node.name in pool.index) == (node.takes_work and node.role is role)
-            for role, pool in self._pools.items()
-        )
+            changes.are_places = False
+            changes.by_id.clear()
+        elif changes.by_id:
+            for node in changes.by_id.values():
+                self._pools[node.role].copy_node(node)
+            changes.by_id.clear()
+        return self._pools[role]
 
     def _fresh_pools(self) -> dict[Role, Pool]:
         ready = [node for node in self.values() if node.takes_work]

@@ -214,39 +214,38 @@ class Policy:
     def _candidates(
         self, role: Role, question: Question, pool: Pool, members: Mapping[NodeName, Node]
     ) -> Candidates:
-        """As they are now: nothing of it changes with the nodes. Without what a transfer takes."""
-        tokens, count = question.token_count, len(pool.names)
+        """As they are now; to be read before any of them changes. Without what a transfer takes."""
+        tokens, state = question.token_count, pool.state
         known, preferred = self._preference(role, question, members)
         longest = question.longest_output(role)
         granted = longest if role is Role.PREFILL else question.granted_output_tokens
-        per_s = self._estimates.prefill_per_s(pool.names)
-        state = pool.state.copy()
+        inputs = np.zeros((INPUT_COUNT, len(pool.names)))
         candidates = Candidates(
             pool.nodes,
             pool.names,
-            np.zeros((INPUT_COUNT, count)),
+            inputs,
             state,
             token_count_max=tokens + longest,
             holds_choices=_holds_choices(question, pool, longest),
             preferred_at=-1 if preferred is None else pool.index.get(preferred.node, -1),
         )
-        # The last position is always computed: its logits give the next token.
-        for position, held in self._held(question, pool, known):
-            candidates.cached_tokens[position] = min(
-                held * pool.nodes[position].block_size, tokens - 1
-            )
-        np.subtract(tokens, candidates.cached_tokens, out=candidates.remainder_tokens)
-        candidates.completion_s[:] = candidates.remainder_tokens
-        candidates.inputs[_FROM_STATE] = state[: LOAD + 1]
-        if np.count_nonzero(state[QUEUED]):
-            backlog = _backlog_tokens(state, per_s, question.now_s)
-            candidates.completion_s += backlog
-            if role is Role.PREFILL:
-                full_tokens = per_s * self._settings.policy.prefill_full_s
-                np.maximum(candidates.load, backlog / full_tokens, out=candidates.load)
-        candidates.completion_s /= per_s
+        inputs[_FROM_STATE] = state[: LOAD + 1]
         candidates.blocks[:] = _blocks(question, pool, granted)
         candidates.claim[:] = _blocks(question, pool, longest)
+        candidates.remainder_tokens.fill(tokens)
+        # The last position is always computed: its logits give the next token.
+        for position, held in self._held(question, pool, known):
+            cached = min(held * pool.nodes[position].block_size, tokens - 1)
+            candidates.cached_tokens[position] = cached
+            candidates.remainder_tokens[position] = tokens - cached
+        per_s = self._estimates.prefill_per_s(pool.names)
+        np.divide(candidates.remainder_tokens, per_s, out=candidates.completion_s)
+        if np.count_nonzero(state[QUEUED]):
+            backlog_s = _backlog_s(state, per_s, question.now_s)
+            candidates.completion_s += backlog_s
+            if role is Role.PREFILL:
+                backlog_s /= self._settings.policy.prefill_full_s
+                np.maximum(candidates.load, backlog_s, out=candidates.load)
         return candidates
 
     def _add_transfer(self, candidates: Candidates, source: Candidate) -> None:
@@ -362,12 +361,15 @@ def _holds_choices(question: Question, pool: Pool, longest: int) -> Mask | None:
     return np.array([question.fits_on(node, output_token_count=longest) for node in pool.nodes])
 
 
-def _backlog_tokens(state: Table, per_s: Column, now_s: float) -> Column:
-    """See ``Node.backlog_tokens``, of each node."""
-    queued = state[QUEUED]
-    worked = np.maximum(now_s - state[WORKED_UNTIL], 0.0) * per_s
-    backlog: Column = np.maximum(queued - worked, 0.1 * queued)
-    return backlog
+def _backlog_s(state: Table, per_s: Column, now_s: float) -> Column:
+    """Time for what ``Node.backlog_tokens`` says of each node."""
+    queued_s = state[QUEUED] / per_s
+    worked_s = now_s - state[WORKED_UNTIL]
+    np.maximum(worked_s, 0.0, out=worked_s)
+    np.subtract(queued_s, worked_s, out=worked_s)
+    queued_s *= 0.1
+    backlog_s: Column = np.maximum(worked_s, queued_s, out=worked_s)
+    return backlog_s
 
 
 def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRoom:

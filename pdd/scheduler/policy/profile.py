@@ -19,8 +19,8 @@ class Choice:
 
     ``chosen_at`` is -1 and ``chosen`` None if a filter dropped the last candidate; ``emptied_by``
     names it then. ``dropped``: position to filter. ``left``: positions that no filter dropped; None
-    for all of them. ``scores``: ``(scorer, candidate left)``, unweighted, in [0, 1]; ``totals``:
-    weighted sums of those left.
+    for all of them. ``marks``: ``(scorer + 1, candidate left)``, of each scorer unweighted, in
+    [0, 1], and their weighted sums in the last row; None if nobody was left.
     """
 
     profile: "Profile"
@@ -31,8 +31,17 @@ class Choice:
     emptied_by: str = ""
     dropped: Mapping[int, str] = field(default_factory=dict)
     left: Positions | None = None
-    scores: Table | None = None
-    totals: Column | None = None
+    marks: Table | None = None
+
+    @property
+    def scores(self) -> Table | None:
+        """``(scorer, candidate left)``."""
+        return None if self.marks is None else self.marks[:-1]
+
+    @property
+    def totals(self) -> Column | None:
+        """``(candidate left,)``."""
+        return None if self.marks is None else self.marks[-1]
 
     def why_dropped(self, position: int) -> str:
         """In words, for those that were dropped."""
@@ -53,20 +62,21 @@ class Profile:
     ) -> None:
         """Raises KeyError for a name that no part has; ``pdd.config`` refuses those at start."""
         self._filters: dict[str, Filter] = {**ALWAYS, **{name: FILTERS[name] for name in filters}}
+        self._drops = [(name, part.drops) for name, part in self._filters.items()]
         weights = {name: weight for name, weight in scorers.items() if weight > 0.0}
         self._scorers: list[Scorer] = [SCORERS[name] for name in weights]
-        self._weights = np.array([[weight] for weight in weights.values()])
+        self._weights = np.array(list(weights.values()))
         self._settings = settings
         self.scorer_names = tuple(weights)
 
     def choose(self, candidates: Candidates, question: Question, *, key: bytes) -> Choice:
         """Pure. ``key``: what the picker keeps together among equals."""
         choice = Choice(profile=self, question=question, candidates=candidates)
-        remaining = candidates
-        for name, part in self._filters.items():
+        remaining, settings = candidates, self._settings
+        for name, drops in self._drops:
             if not len(remaining):
                 break
-            mask = part.drops(remaining, question, self._settings)
+            mask = drops(remaining, question, settings)
             if mask is None or not np.count_nonzero(mask):
                 continue
             left = np.arange(len(candidates)) if choice.left is None else choice.left
@@ -76,24 +86,20 @@ class Profile:
             choice.emptied_by = "" if len(remaining) else name
         if not len(remaining):
             return choice
-        scores = np.empty((len(self._scorers), len(remaining)))
-        for row, scorer in zip(scores, self._scorers, strict=True):
-            row[:] = scorer(remaining, question, self._settings)
-        self._assert_in_range(scores)
-        choice.scores = scores
-        choice.totals = np.add.reduce(self._weights * scores)
-        at = pick(remaining.names, choice.totals, key=key)
+        choice.marks = marks = np.empty((len(self._scorers) + 1, len(remaining)))
+        for scorer, row in zip(self._scorers, marks, strict=False):
+            scorer(remaining, question, settings, row)
+        np.dot(self._weights, marks[:-1], out=marks[-1])
+        at = pick(remaining.names, marks[-1], key=key)
+        self._assert_in_range(marks[:-1, at].tolist())
         choice.chosen_at = at if choice.left is None else int(choice.left[at])
         choice.chosen = remaining.at(at)
         return choice
 
-    def _assert_in_range(self, scores: Table) -> None:
-        flat = scores.reshape(-1)
-        if len(flat):
-            for position in (flat.argmin(), flat.argmax()):
-                value = flat[position]
-                name = self.scorer_names[int(position) // scores.shape[1]]
-                assert 0.0 <= value <= 1.0, f"scorer {name} gave {value}"
+    def _assert_in_range(self, scores: list[float]) -> None:
+        """Of the chosen one: a score above the range, or none at all, would be what was chosen."""
+        for name, score in zip(self.scorer_names, scores, strict=True):
+            assert 0.0 <= score <= 1.0, f"scorer {name} gave {score}"
 
     def why_dropped(self, name: str, candidate: Candidate, question: Question) -> str:
         """What a filter says of a candidate that it dropped."""

@@ -88,7 +88,7 @@ def test_who_is_dropped_is_not_scored_and_gives_no_measure_to_others() -> None:
 def test_a_score_out_of_range_is_a_bug_that_names_its_scorer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(SCORERS, "running", lambda *_: 1.5)  # type: ignore[arg-type]
+    monkeypatch.setitem(SCORERS, "running", lambda *parts: parts[-1].fill(1.5))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=r"scorer running gave 1\.5"):
         profile().choose(make_candidates({}), make_question(), key=b"k")
 

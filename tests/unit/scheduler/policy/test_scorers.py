@@ -19,7 +19,7 @@ def score(name: str, *fields: dict[str, Any], preferred_at: int = -1) -> list[fl
     each = [{"node": NODE, **one} for one in fields]
     candidates = make_candidates(*each, preferred_at=preferred_at)
     scores = np.empty(len(fields))
-    scores[:] = SCORERS[name](candidates, make_question(), SETTINGS)
+    SCORERS[name](candidates, make_question(), SETTINGS, scores)
     return list(scores.tolist())
 
 
