@@ -1,42 +1,40 @@
 """One decision: who could have had the request, what it rested on, and why it went so. Pure.
 
-It is kept packed, its numbers as the columns that they were decided by: most records are never
-asked for, and what is not told need not be put in words. A record has the best candidates with
-their inputs and scores, and counts the others by what dropped them. Times are kept to a
-millisecond, other numbers to seven digits.
-
-Packed is the moment (8 bytes, milliseconds), then a msgpack array; read by nobody but the same
-process.
+It is kept as it was decided, its numbers as the columns that they were decided by: most records are
+never asked for, and what is not told need not be put in words. A record has the best candidates
+with their inputs and scores, and counts the others by what dropped them. Of what is a column, seven
+digits are kept.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from types import MappingProxyType
+from typing import NamedTuple
 
-import msgpack
 import numpy as np
 
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import DEFAULT_TENANT, Path
-from pdd.scheduler.policy.candidate import Table
+from pdd.scheduler.policy.candidate import INPUT_COUNT, Table
 from pdd.scheduler.policy.decider import PathInputs
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
-from pdd.scheduler.pools import Column
 
 _CANDIDATE_COUNT_MAX = 16
 _PATH_INPUTS = tuple(field.name for field in fields(PathInputs))
 _path_values = attrgetter(*_PATH_INPUTS)
-_MOMENT_MS = struct.Struct("<q")
 _FLOAT = np.dtype(np.float32)
 _INPUTS = (
     *("cached_tokens", "remainder_tokens", "completion_s", "blocks", "claim_blocks"),
     *("unpromised_blocks", "sequences", "load", "transfer_s", "inbound_s", "is_preferred"),
 )
+_NONE_OTHER: Mapping[str, int] = MappingProxyType({})
+_DECISION_BYTES, _PATH_INPUTS_BYTES = 280, 360
+_CHOICE_BYTES, _DROPPED_BYTES, _NAMES_BYTES = 190, 220, 430
+"""What the objects of a kept decision take besides its columns (CPython 3.11, 64 bits)."""
 
 
 class Outcome(StrEnum):
@@ -47,12 +45,9 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Decision:
-    """One decision about one attempt. Times on the driver's clock.
-
-    ``repeated_count``: how often it was decided alike before, for a request that waits.
-    """
+    """One decision about one attempt. Times on the driver's clock."""
 
     request_id: RequestId
     generation: int
@@ -63,7 +58,6 @@ class Decision:
     considered: Considered
     tenant: str = DEFAULT_TENANT
     waited_s: float = 0.0
-    repeated_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +84,8 @@ class ChoiceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """A decision as it is told. ``prefill``, ``decode``: None where there was nothing to choose;
+    """A decision as it is told. ``repeated_count``: how often it was decided alike before, for a
+    request that waits. ``prefill``, ``decode``: None where there was nothing to choose.
     ``path_inputs``: by name, empty where the path was not chosen."""
 
     request_id: RequestId
@@ -111,156 +106,174 @@ class DecisionRecord:
         return self.prefill, self.decode
 
 
-def pack(decision: Decision, *, repeated_count: int = 0) -> bytes:
+class PackedChoice(NamedTuple):
+    """Columns are float32: ``inputs`` ``(INPUT_COUNT, names)``, ``marks`` as in ``Choice``, of the
+    names that were not dropped. ``dropped``: position among ``names``, filter, why.
+    ``other_count``: as in ``ChoiceRecord``."""
+
+    names: tuple[NodeName, ...]
+    chosen_at: int
+    preferred: NodeName | None
+    dropped: tuple[tuple[int, str, str], ...]
+    other_count: Mapping[str, int]
+    scorers: tuple[str, ...]
+    inputs: bytes
+    marks: bytes
+
+
+class PackedDecision(NamedTuple):
+    """``size_bytes``: what keeping it takes, about."""
+
+    size_bytes: int
+    decided_s: float
+    generation: int
+    outcome: Outcome
+    path: Path | None
+    reason: str
+    tenant: str
+    waited_s: float
+    repeated_count: int
+    prefill: PackedChoice | None
+    decode: PackedChoice | None
+    path_inputs: PathInputs | None
+
+
+def pack(decision: Decision, *, repeated_count: int = 0) -> PackedDecision:
     """The candidates as they are now: their nodes go on changing."""
     considered = decision.considered
-    inputs = considered.path_inputs
-    packed: bytes = _packer.pack(
-        (
-            decision.generation,
-            decision.outcome,
-            decision.path,
-            decision.reason,
-            None if decision.tenant == DEFAULT_TENANT else decision.tenant,
-            round(decision.waited_s * 1e3),
-            repeated_count,
-            _pack_choice(considered.prefill),
-            _pack_choice(considered.decode),
-            None if inputs is None else _path_values(inputs),
-        )
+    prefill, decode = _pack_choice(considered.prefill), _pack_choice(considered.decode)
+    size_bytes = _DECISION_BYTES + len(decision.reason)
+    if considered.path_inputs is not None:
+        size_bytes += _PATH_INPUTS_BYTES
+    return PackedDecision(
+        size_bytes + _size_bytes(prefill) + _size_bytes(decode),
+        decision.decided_s,
+        decision.generation,
+        decision.outcome,
+        decision.path,
+        decision.reason,
+        decision.tenant,
+        decision.waited_s,
+        repeated_count,
+        prefill,
+        decode,
+        considered.path_inputs,
     )
-    return _MOMENT_MS.pack(round(decision.decided_s * 1e3)) + packed
 
 
-def decided_s(packed: bytes) -> float:
-    """When it was made, without unpacking the rest."""
-    moment_ms: int = _MOMENT_MS.unpack_from(packed)[0]
-    return moment_ms / 1e3
-
-
-def unpack(request_id: RequestId, packed: bytes) -> DecisionRecord:
-    """What ``pack`` made."""
-    parts = msgpack.unpackb(memoryview(packed)[_MOMENT_MS.size :])
-    generation, outcome, path, reason, tenant = parts[:5]
-    waited_ms, repeated_count, prefill, decode, path_inputs = parts[5:]
+def unpack(request_id: RequestId, packed: PackedDecision) -> DecisionRecord:
+    """In words what ``pack`` made."""
+    inputs = packed.path_inputs
+    values = () if inputs is None else _path_values(inputs)
     return DecisionRecord(
         request_id=request_id,
-        generation=generation,
-        decided_s=decided_s(packed),
-        outcome=Outcome(outcome),
-        path=None if path is None else Path(path),
-        reason=reason,
-        tenant=DEFAULT_TENANT if tenant is None else tenant,
-        waited_s=waited_ms / 1e3,
-        repeated_count=repeated_count,
-        prefill=_unpack_choice(prefill),
-        decode=_unpack_choice(decode),
-        path_inputs=(
-            {}
-            if path_inputs is None
-            else dict(zip(_PATH_INPUTS, map(float, path_inputs), strict=True))
-        ),
+        generation=packed.generation,
+        decided_s=packed.decided_s,
+        outcome=packed.outcome,
+        path=packed.path,
+        reason=packed.reason,
+        tenant=packed.tenant,
+        waited_s=packed.waited_s,
+        repeated_count=packed.repeated_count,
+        prefill=_unpack_choice(packed.prefill),
+        decode=_unpack_choice(packed.decode),
+        path_inputs=dict(zip(_PATH_INPUTS, map(float, values), strict=False)),
     )
 
 
-# Kept: it owns a buffer. A packer is not to be used in several threads; cores are not either.
-_packer = msgpack.Packer(use_single_float=True)
+def _size_bytes(choice: PackedChoice | None) -> int:
+    if choice is None:
+        return 0
+    size_bytes = _CHOICE_BYTES + len(choice.inputs) + len(choice.marks)
+    if choice.other_count:
+        size_bytes += _NAMES_BYTES
+    return size_bytes + _DROPPED_BYTES * len(choice.dropped)
 
 
-def _pack_choice(choice: Choice | None) -> tuple[Any, ...] | None:
-    """``(names, chosen, positions left, dropped, others, scorers, inputs, scores, totals)``.
-
-    The last three are float32 columns of all names, and of those left. Positions are among the
-    names; None for all. ``dropped``: ``(position, filter, why)`` of each.
-    """
+def _pack_choice(choice: Choice | None) -> PackedChoice | None:
     if choice is None:
         return None
-    candidates = choice.candidates
+    candidates, marks = choice.candidates, choice.marks
     if len(candidates) > _CANDIDATE_COUNT_MAX:
         return _pack_best(choice)
-    return (
+    return PackedChoice(
         candidates.names,
         choice.chosen_at,
-        None if choice.left is None else choice.left.tolist(),
-        [(at, name, choice.why_dropped(at)) for at, name in choice.dropped.items()],
-        None,
-        *_pack_columns(choice, candidates.inputs, choice.scores, choice.totals),
+        _preferred(choice),
+        tuple((at, name, choice.why_dropped(at)) for at, name in choice.dropped.items())
+        if choice.dropped
+        else (),
+        _NONE_OTHER,
+        choice.profile.scorer_names,
+        _packed(candidates.inputs),
+        b"" if marks is None else _packed(marks),
     )
 
 
-def _pack_best(choice: Choice) -> tuple[Any, ...]:
+def _pack_best(choice: Choice) -> PackedChoice:
     """The chosen one, then by score, then those that were dropped."""
-    left = np.arange(len(choice.candidates)) if choice.left is None else choice.left
+    candidates, marks, left = choice.candidates, choice.marks, choice.left
     ranks = np.arange(0)  # among those left
-    if choice.totals is not None:
-        ranks = np.argsort(-choice.totals, kind="stable")[:_CANDIDATE_COUNT_MAX]
-        chosen_rank = int(np.searchsorted(left, choice.chosen_at))
-        if chosen_rank not in ranks:
-            ranks[-1] = chosen_rank
-    room = _CANDIDATE_COUNT_MAX - len(ranks)
+    if marks is not None:
+        ranks = np.argsort(-marks[-1], kind="stable")[:_CANDIDATE_COUNT_MAX]
+    best = (ranks if left is None else left[ranks]).tolist()
+    if marks is not None and choice.chosen_at not in best:
+        best[-1] = choice.chosen_at
+        ranks[-1] = best[-1] if left is None else np.searchsorted(left, best[-1])
+    room = _CANDIDATE_COUNT_MAX - len(best)
     dropped = list(choice.dropped)[:room]
-    shown = [*left[ranks].tolist(), *dropped]
+    shown = [*best, *dropped]
     others = Counter(list(choice.dropped.values())[room:])
-    if len(left) > len(ranks):
-        others[""] = len(left) - len(ranks)
-    scores, totals = choice.scores, choice.totals
-    return (
-        [choice.candidates.names[at] for at in shown],
+    left_count = len(candidates) - len(choice.dropped)
+    if left_count > len(best):
+        others[""] = left_count - len(best)
+    return PackedChoice(
+        itemgetter(*shown)(candidates.names),
         shown.index(choice.chosen_at) if choice.chosen_at >= 0 else -1,
-        list(range(len(ranks))),
-        [
-            (len(ranks) + place, choice.dropped[at], choice.why_dropped(at))
-            for place, at in enumerate(dropped)
-        ],
-        dict(others),
-        *_pack_columns(
-            choice,
-            choice.candidates.inputs[:, shown],
-            None if scores is None else scores[:, ranks],
-            None if totals is None else totals[ranks],
+        _preferred(choice),
+        tuple(
+            (place, choice.dropped[at], choice.why_dropped(at))
+            for place, at in enumerate(dropped, start=len(best))
         ),
+        others,
+        choice.profile.scorer_names,
+        _packed(candidates.inputs[:, shown]),
+        b"" if marks is None else _packed(marks[:, ranks]),
     )
 
 
-def _pack_columns(
-    choice: Choice, inputs: Table, scores: Table | None, totals: Column | None
-) -> tuple[Any, ...]:
-    """``(preferred, scorers, inputs, scores, totals)``."""
-    preferred = choice.candidates.preferred_at
-    return (
-        choice.candidates.names[preferred] if preferred >= 0 else None,
-        choice.profile.scorer_names if scores is not None else (),
-        inputs.astype(_FLOAT).tobytes(),
-        b"" if scores is None else scores.astype(_FLOAT).tobytes(),
-        b"" if totals is None else totals.astype(_FLOAT).tobytes(),
-    )
+def _preferred(choice: Choice) -> NodeName | None:
+    at = choice.candidates.preferred_at
+    return choice.candidates.names[at] if at >= 0 else None
 
 
-def _unpack_choice(packed: Any) -> ChoiceRecord | None:
+def _packed(table: Table) -> bytes:
+    return table.astype(_FLOAT).tobytes()
+
+
+def _unpack_choice(packed: PackedChoice | None) -> ChoiceRecord | None:
     """The chosen one, then by score and name."""
     if packed is None:
         return None
-    names, chosen, left, dropped, others, preferred, scorers, *columns = packed
-    inputs_of, scores_of, totals = (np.frombuffer(column, dtype=_FLOAT) for column in columns)
-    inputs: list[list[float]] = inputs_of.reshape(len(_INPUTS) - 1, -1).T.tolist()
-    scores: list[list[float]] = scores_of.reshape(len(scorers) or 1, -1).T.tolist()
-    ranks = {at: rank for rank, at in enumerate(range(len(names)) if left is None else left)}
-    whys = {at: (name, why) for at, name, why in dropped}
+    inputs = np.frombuffer(packed.inputs, dtype=_FLOAT).reshape(INPUT_COUNT, -1).T.tolist()
+    marks = np.frombuffer(packed.marks, dtype=_FLOAT).reshape(len(packed.scorers) + 1, -1).T
+    rows = iter(marks.tolist())
+    whys = {at: (name, why) for at, name, why in packed.dropped}
     records = []
-    for at, name in enumerate(names):
+    for at, name in enumerate(packed.names):
         dropped_by, dropped_why = whys.get(at, ("", ""))
-        rank = ranks.get(at) if len(totals) else None
-        values = [*inputs[at], float(name == preferred)]
+        scores = [] if dropped_by else next(rows, [])
+        values = [*inputs[at], float(name == packed.preferred)]
         records.append(
             CandidateRecord(
                 node=name,
-                is_chosen=at == chosen,
+                is_chosen=at == packed.chosen_at,
                 dropped_by=dropped_by,
                 dropped_why=dropped_why,
                 inputs=dict(zip(_INPUTS, values, strict=True)),
-                scores={} if rank is None else dict(zip(scorers, scores[rank], strict=True)),
-                total=0.0 if rank is None else float(totals[rank]),
+                scores=dict(zip(packed.scorers, scores, strict=False)),
+                total=scores[-1] if scores else 0.0,
             )
         )
     records.sort(key=lambda one: (not one.is_chosen, one.dropped_by != "", -one.total, one.node))
-    return ChoiceRecord(candidates=tuple(records), other_count=others or {})
+    return ChoiceRecord(candidates=tuple(records), other_count=packed.other_count)

@@ -7,11 +7,18 @@ at most 16 records are kept, the first among them: it says how it began.
 from collections import OrderedDict
 
 from pdd.core.identity import RequestId
-from pdd.scheduler.decision_record import Decision, DecisionRecord, Outcome, decided_s, pack, unpack
+from pdd.scheduler.decision_record import (
+    Decision,
+    DecisionRecord,
+    Outcome,
+    PackedDecision,
+    pack,
+    unpack,
+)
 
 _RECORD_COUNT_PER_REQUEST_MAX = 16
 _ENTRY_BYTES = 320
-"""What a request takes here besides its packed records: its id, an entry, a tuple, an object."""
+"""What a request takes here besides its packed records: its id, an entry, a tuple."""
 
 
 class DecisionLog:
@@ -23,7 +30,7 @@ class DecisionLog:
         self._count_max = count_max
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
-        self._kept: OrderedDict[RequestId, tuple[bytes, ...]] = OrderedDict()
+        self._kept: OrderedDict[RequestId, tuple[PackedDecision, ...]] = OrderedDict()
 
     def keep(self, decision: Decision) -> None:
         """Add one. A request that waits for the same attempt as before only counts up."""
@@ -31,7 +38,7 @@ class DecisionLog:
         self._size_bytes -= _size_bytes(kept)
         repeated_count = 0
         if kept and decision.outcome is Outcome.WAITS:
-            last = unpack(decision.request_id, kept[-1])
+            last = kept[-1]
             if last.outcome is Outcome.WAITS and last.generation == decision.generation:
                 repeated_count = last.repeated_count + 1
                 kept = kept[:-1]
@@ -60,7 +67,7 @@ class DecisionLog:
     def _forget(self, now_s: float) -> None:
         while self._kept:
             oldest = next(iter(self._kept.values()))
-            if now_s - decided_s(oldest[-1]) <= self._memory_s:
+            if now_s - oldest[-1].decided_s <= self._memory_s:
                 return
             self._drop_oldest()
 
@@ -69,5 +76,5 @@ class DecisionLog:
         self._size_bytes -= _size_bytes(kept)
 
 
-def _size_bytes(kept: tuple[bytes, ...]) -> int:
-    return sum(map(len, kept)) + _ENTRY_BYTES if kept else 0
+def _size_bytes(kept: tuple[PackedDecision, ...]) -> int:
+    return sum(packed.size_bytes for packed in kept) + _ENTRY_BYTES if kept else 0
