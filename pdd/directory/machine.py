@@ -48,13 +48,16 @@ _SWEEP_ROWS = 16_384
 _SWEEP_ROWS_PER_KEY = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """Blocks from the start of a chain that each node holds without a hole; 0 is left out."""
 
-    block_count: int
-    """The longest of them."""
     by_node: dict[str, int]
+
+    @property
+    def block_count(self) -> int:
+        """The longest of them."""
+        return max(self.by_node.values(), default=0)
 
 
 class DirectoryMachine:
@@ -217,11 +220,11 @@ class DirectoryMachine:
     def longest_prefixes(self, keys: bytes) -> PrefixMatch:
         """For a chain of joined keys, how many leading blocks each node holds."""
         if not keys:
-            return PrefixMatch(block_count=0, by_node={})
+            return PrefixMatch({})
         alive = self._by_slot
         by_slot = self._index.longest_prefixes(as_words(keys))
         by_node = {alive[slot].name: held for slot, held in by_slot.items() if slot in alive}
-        return PrefixMatch(block_count=max(by_node.values(), default=0), by_node=by_node)
+        return PrefixMatch(by_node)
 
     def holders(self, key: BlockKey) -> tuple[str, ...]:
         """The nodes that hold one block, by name, whatever they hold of its prefix."""

@@ -8,9 +8,9 @@ digits are kept.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,18 +18,16 @@ import numpy as np
 
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import DEFAULT_TENANT, Path
-from pdd.scheduler.policy.candidate import INPUT_COUNT, Table
 from pdd.scheduler.policy.decider import PathInputs
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
+from pdd.scheduler.pools import INPUT_COUNT, Table
 
 _CANDIDATE_COUNT_MAX = 16
-_PATH_INPUTS = tuple(field.name for field in fields(PathInputs))
-_path_values = attrgetter(*_PATH_INPUTS)
 _FLOAT = np.dtype(np.float32)
 _INPUTS = (
     *("cached_tokens", "remainder_tokens", "completion_s", "blocks", "claim_blocks"),
-    *("unpromised_blocks", "sequences", "load", "transfer_s", "inbound_s", "is_preferred"),
+    *("transfer_s", "inbound_s", "unpromised_blocks", "sequences", "load", "is_preferred"),
 )
 _NONE_OTHER: Mapping[str, int] = MappingProxyType({})
 _DECISION_BYTES, _PATH_INPUTS_BYTES = 280, 360
@@ -164,7 +162,6 @@ def pack(decision: Decision, *, repeated_count: int = 0) -> PackedDecision:
 def unpack(request_id: RequestId, packed: PackedDecision) -> DecisionRecord:
     """In words what ``pack`` made."""
     inputs = packed.path_inputs
-    values = () if inputs is None else _path_values(inputs)
     return DecisionRecord(
         request_id=request_id,
         generation=packed.generation,
@@ -177,7 +174,9 @@ def unpack(request_id: RequestId, packed: PackedDecision) -> DecisionRecord:
         repeated_count=packed.repeated_count,
         prefill=_unpack_choice(packed.prefill),
         decode=_unpack_choice(packed.decode),
-        path_inputs=dict(zip(_PATH_INPUTS, map(float, values), strict=False)),
+        path_inputs=(
+            {} if inputs is None else {name: float(one) for name, one in inputs._asdict().items()}
+        ),
     )
 
 
@@ -205,7 +204,7 @@ def _pack_choice(choice: Choice | None) -> PackedChoice | None:
         else (),
         _NONE_OTHER,
         choice.profile.scorer_names,
-        _packed(candidates.inputs),
+        _packed(candidates.table[:INPUT_COUNT]),
         b"" if marks is None else _packed(marks),
     )
 
@@ -237,7 +236,7 @@ def _pack_best(choice: Choice) -> PackedChoice:
         ),
         others,
         choice.profile.scorer_names,
-        _packed(candidates.inputs[:, shown]),
+        _packed(candidates.table[:INPUT_COUNT, shown]),
         b"" if marks is None else _packed(marks[:, ranks]),
     )
 

@@ -12,6 +12,9 @@ GROWTH_AHEAD_TOKENS = 16
 """A lease is extended when fewer tokens than this are left of it."""
 
 
+_NO_FACTS = EngineFacts()
+
+
 class Phase(StrEnum):
     """Where a request is. The package's docstring draws the transitions."""
 
@@ -78,7 +81,7 @@ class Request:
     first_token_generation: int | None = None
     rests_until_s: dict[NodeIdentity, float] = field(default_factory=dict)
     ready_s: float | None = None
-    prefill_facts: EngineFacts = field(default_factory=EngineFacts)
+    prefill_facts: EngineFacts = _NO_FACTS
     open_choices: tuple[int, ...] = field(init=False)
     first_tokens: dict[int, int] = field(default_factory=dict)
     chain: Chain = field(init=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +10,22 @@ import numpy.typing as npt
 from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.requests import GenerateRequest
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.pools import GROWTH, LONG_BLOCKS, Column
+from pdd.scheduler.pools import (
+    GROWTH,
+    INPUT_COUNT,
+    LONG_BLOCKS,
+    UNPROMISED,
+    Bounds,
+    Column,
+    Table,
+)
 from pdd.scheduler.prefixes import NO_CHAIN, Chain
 
-Table: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(NamedTuple):
     """One request that needs a place.
 
     ``token_count``: prompt tokens. ``granted_output_tokens``: output to reserve for now, at most
@@ -103,67 +109,56 @@ class Candidate:
         return self.node.name
 
 
-INPUT_COUNT = 10
-"""Rows of ``Candidates.inputs``, named as its attributes are, in that order."""
-
-
 class Candidates:
-    """The nodes of one role, seen from one question, as columns: ``(node count,)`` each.
+    """The nodes of one role, seen from one question.
 
-    ``inputs``: ``(INPUT_COUNT, node count)``, what ``Candidate`` says of one node, from
-    ``cached_tokens`` to ``inbound_s``. ``state``: ``(14, node count)``, rows as ``pools`` names
-    them. ``token_count_max``: prompt and longest output. ``holds_choices``: which could run all of
+    ``table``: ``(row, node)``, rows as ``pools`` names them, all filled in; the first ones are
+    named here too, ``(node count,)`` each, as ``Candidate`` says of one node.
+    ``token_count_max``: prompt and longest output. ``holds_choices``: which could run all of
     several, were they empty; None where one is asked for.
     ``preferred_at``: position of the node that an affinity points to, -1 if there is none.
+    ``blocks_max``: the most that any would have to promise. ``bounds``: hold for all of them.
     """
-
-    cached_tokens: Column
-    remainder_tokens: Column
-    completion_s: Column
-    blocks: Column
-    claim: Column
-    unpromised_blocks: Column
-    sequences: Column
-    load: Column
-    transfer_s: Column
-    inbound_s: Column
 
     def __init__(
         self,
         nodes: Sequence[Node],
         names: tuple[NodeName, ...],
-        inputs: Table,
-        state: Table,
+        table: Table,
         *,
+        bounds: Bounds,
+        blocks_max: float,
         token_count_max: int,
         holds_choices: Mask | None = None,
         preferred_at: int = -1,
     ) -> None:
-        self.nodes, self.names, self.inputs, self.state = nodes, names, inputs, state
+        self.nodes, self.names, self.table = nodes, names, table
         self.token_count_max, self.holds_choices = token_count_max, holds_choices
         self.preferred_at = preferred_at
+        self.bounds, self.blocks_max = bounds, blocks_max
+        self.cached_tokens: Column
         (
             self.cached_tokens,
             self.remainder_tokens,
             self.completion_s,
             self.blocks,
             self.claim,
+            self.transfer_s,
+            self.inbound_s,
             self.unpromised_blocks,
             self.sequences,
             self.load,
-            self.transfer_s,
-            self.inbound_s,
-        ) = inputs
+        ) = table[:INPUT_COUNT]
 
     def __len__(self) -> int:
         return len(self.names)
 
     def at(self, position: int) -> Candidate:
         """One of them."""
-        cached, remainder, completion_s, blocks, claim, unpromised, sequences, load, *times = (
-            self.inputs[:, position].tolist()
-        )
-        growth, long_count, long_blocks = self.state[GROWTH : LONG_BLOCKS + 1, position].tolist()
+        row = self.table[: LONG_BLOCKS + 1, position].tolist()
+        cached, remainder, completion_s, blocks, claim, transfer_s, inbound_s = row[:UNPROMISED]
+        unpromised, sequences, load = row[UNPROMISED:INPUT_COUNT]
+        growth, long_count, long_blocks = row[GROWTH:]
         return Candidate(
             node=self.nodes[position],
             cached_tokens=int(cached),
@@ -174,8 +169,8 @@ class Candidates:
             unpromised_blocks=int(unpromised),
             sequence_count=int(sequences),
             load=load,
-            transfer_s=times[0],
-            inbound_s=times[1],
+            transfer_s=transfer_s,
+            inbound_s=inbound_s,
             growth_blocks=int(growth),
             long_count=int(long_count),
             long_blocks=int(long_blocks),
@@ -186,9 +181,10 @@ class Candidates:
         picked = positions.tolist()
         return Candidates(
             [self.nodes[position] for position in picked],
-            tuple(self.names[position] for position in picked),
-            self.inputs[:, positions],
-            self.state[:, positions],
+            tuple([self.names[position] for position in picked]),
+            self.table.take(positions, axis=1),
+            bounds=self.bounds,
+            blocks_max=self.blocks_max,
             token_count_max=self.token_count_max,
             holds_choices=None if self.holds_choices is None else self.holds_choices[positions],
             preferred_at=picked.index(self.preferred_at) if self.preferred_at in picked else -1,

@@ -5,7 +5,7 @@ local prompt costs the streams that run on the decode node a pause, and waits be
 prompts. All inputs are predictions from measured speeds (``scheduler.estimates``).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdd.core.requests import Path
 from pdd.core.sampling import Sampling
@@ -14,8 +14,7 @@ from pdd.scheduler.settings import PathMode, PathSettings
 _IDLE_STALL_FACTOR = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathInputs:
+class PathInputs(NamedTuple):
     """What the choice rests on. Token counts, and seconds.
 
     ``stall_s``: the decode node computing what it lacks of the prompt; ``local_s``: with what

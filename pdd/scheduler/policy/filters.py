@@ -45,7 +45,10 @@ def _why_rested(_: Candidate, question: Question, __: PolicySettings) -> str:
 
 def holds_longest(candidates: Candidates, question: Question, _: PolicySettings) -> Mask | None:
     """A sequence must be able to reach its end where it runs."""
-    dropped: Mask = candidates.state[TOKENS_MAX] < candidates.token_count_max
+    is_long = candidates.token_count_max > candidates.bounds.tokens
+    if not is_long and candidates.holds_choices is None:
+        return None
+    dropped: Mask = candidates.table[TOKENS_MAX] < candidates.token_count_max
     if candidates.holds_choices is not None:
         dropped |= ~candidates.holds_choices
     return dropped
@@ -72,9 +75,12 @@ def why_not_choices(node: Node, question: Question) -> str:
 
 def fits(candidates: Candidates, question: Question, _: PolicySettings) -> Mask | None:
     """Blocks and sequences that are promised to others are not there."""
+    bounds = candidates.bounds
+    if candidates.blocks_max <= bounds.unpromised and question.choice_count <= bounds.sequences:
+        return None
     sequences_after = candidates.sequences + question.choice_count
     dropped: Mask = candidates.unpromised_blocks < candidates.blocks
-    dropped |= sequences_after > candidates.state[SEQUENCES_MAX]
+    dropped |= sequences_after > candidates.table[SEQUENCES_MAX]
     return dropped
 
 
@@ -108,11 +114,14 @@ def _why_unheld(_: Candidate, question: Question, __: PolicySettings) -> str:
 
 def headroom(candidates: Candidates, question: Question, settings: PolicySettings) -> Mask | None:
     """Leave room for those that run to grow into, as far as they can grow at all."""
+    bounds, fraction = candidates.bounds, settings.headroom_fraction
+    if bounds.unpromised - candidates.blocks_max >= round(fraction * bounds.usable):
+        return None
     left = candidates.unpromised_blocks - candidates.blocks
-    reserve_max = np.rint(settings.headroom_fraction * candidates.state[USABLE])
+    reserve_max = np.rint(fraction * candidates.table[USABLE])
     dropped: Mask = left < reserve_max
     if np.count_nonzero(dropped):
-        growth = candidates.state[GROWTH] + candidates.claim - candidates.blocks
+        growth = candidates.table[GROWTH] + candidates.claim - candidates.blocks
         dropped &= (left < growth) & (candidates.sequences > 0)
     return dropped
 
@@ -131,15 +140,15 @@ def large_share(
 
     One alone may have what it needs: it could never run otherwise.
     """
-    long_count, usable = candidates.state[LONG_COUNT], candidates.state[USABLE]
+    long_count, usable = candidates.table[LONG_COUNT], candidates.table[USABLE]
     if not np.count_nonzero(long_count):
         return None
     concerned: Mask = long_count > 0
     if not question.is_long:
         concerned &= candidates.blocks > settings.large_fraction * usable
-    blocks = candidates.state[LONG_BLOCKS] + candidates.blocks
+    blocks = candidates.table[LONG_BLOCKS] + candidates.blocks
     share = settings.large_share_fraction
-    count_max = np.maximum(np.floor(share * candidates.state[SEQUENCES_MAX]), 1.0)
+    count_max = np.maximum(np.floor(share * candidates.table[SEQUENCES_MAX]), 1.0)
     concerned &= (blocks > np.floor(share * usable)) | (long_count >= count_max)
     return concerned
 
@@ -154,6 +163,8 @@ def _why_large_share(candidate: Candidate, _: Question, settings: PolicySettings
 
 def inbound(candidates: Candidates, question: Question, settings: PolicySettings) -> Mask | None:
     """Many prefill nodes must not send to one decode node more than its link carries meanwhile."""
+    if not np.count_nonzero(candidates.inbound_s):
+        return None
     behind: Mask = candidates.inbound_s > settings.inbound_full_s
     return behind
 

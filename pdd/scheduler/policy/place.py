@@ -1,8 +1,9 @@
 """One request, all nodes: the decision, with everything that it rests on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,14 +11,7 @@ from pdd.core.identity import NodeName, Role
 from pdd.core.requests import Path, PlannedPull
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node, not_ready_reason
-from pdd.scheduler.policy.candidate import (
-    INPUT_COUNT,
-    Candidate,
-    Candidates,
-    Mask,
-    Question,
-    Table,
-)
+from pdd.scheduler.policy.candidate import Candidate, Candidates, Mask, Question
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
 from pdd.scheduler.policy.filters import why_not_choices
 from pdd.scheduler.policy.profile import Choice, Profile
@@ -31,25 +25,27 @@ from pdd.scheduler.policy.pull import (
 from pdd.scheduler.pools import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
+    CACHED,
+    COMPLETION_S,
     INBOUND_BYTES,
     LOAD,
     QUEUED,
+    REMAINDER,
     TOKENS_MAX,
     WORKED_UNTIL,
     Column,
     Nodes,
     Pool,
+    Pools,
+    Table,
 )
 from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory
 from pdd.scheduler.settings import PathMode, SchedulerSettings
 
-_FROM_STATE = slice(5, 8)
-"""Rows of ``Candidates.inputs`` that are the first ones of ``Pool.state``."""
 _REASON_COUNT_MAX = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Considered:
+class Considered(NamedTuple):
     """What a decision rests on; a choice is None where none was to make."""
 
     prefill: Choice | None = None
@@ -57,8 +53,7 @@ class Considered:
     path_inputs: PathInputs | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """A decision. ``decode`` is None when the prefill node's one token is the whole answer."""
 
     path: Path
@@ -119,14 +114,15 @@ class Policy:
 
     def place(self, question: Question, nodes: Nodes) -> Placement | NoRoom:
         """Decide. Changes nothing but the order in which preferences are forgotten."""
-        prefills, decodes = nodes.pool(Role.PREFILL), nodes.pool(Role.DECODE)
+        pools = nodes.pools()
+        table = self._filled_in(question, pools)
         key = question.caller or question.chain.keys[-KEY_SIZE_BYTES:]
         key = key or question.request.request_id.encode()
 
-        local_reason = self._only_local(question, prefills)
+        local_reason = self._only_local(question, pools.prefill)
         prefill_choice = None
         if not local_reason:
-            candidates = self._candidates(Role.PREFILL, question, prefills, nodes)
+            candidates = self._candidates(Role.PREFILL, question, pools.prefill, table, nodes)
             prefill_choice = self._prefill.choose(candidates, question, key=key)
             if prefill_choice.chosen is None:
                 failed = prefill_choice.emptied_by == "rested"
@@ -144,11 +140,11 @@ class Policy:
                 reason="one token: the prefill node has it",
                 considered=Considered(prefill=prefill_choice),
             )
-        if not decodes.names:
+        if not pools.decode.names:
             considered = Considered(prefill=prefill_choice)
             reason = not_ready_reason(nodes.values(), Role.DECODE)
             return NoRoom(reason=reason, ever=False, considered=considered)
-        candidates = self._candidates(Role.DECODE, question, decodes, nodes)
+        candidates = self._candidates(Role.DECODE, question, pools.decode, table, nodes)
         if source is not None:
             self._add_transfer(candidates, source)
         decode_choice = self._decode.choose(candidates, question, key=key)
@@ -211,68 +207,77 @@ class Policy:
             return "scheduler.path.mode is local"
         return "" if prefills.names else "no prefill node is ready"
 
+    def _filled_in(self, question: Question, pools: Pools) -> Table:
+        """The table of all nodes with what computing the prompt would be on each: rows CACHED to
+        COMPLETION_S, and a prefill node's LOAD."""
+        tokens, table = question.token_count, pools.table.copy()
+        table[REMAINDER] = tokens
+        if question.chain.block_count:
+            for name, held in self._directory.matches(question.chain.keys).items():
+                position = pools.index.get(name)
+                if position is not None:
+                    cached = _cached_tokens(question, pools.nodes[position], held)
+                    table[CACHED, position] = cached
+                    table[REMAINDER, position] = tokens - cached
+        per_s = self._estimates.prefill_per_s(pools.names)
+        completion_s = np.divide(table[REMAINDER], per_s, out=table[COMPLETION_S])
+        if np.count_nonzero(table[QUEUED]):
+            backlog_s = _backlog_s(table, per_s, question.now_s)
+            completion_s += backlog_s
+            load = table[LOAD, pools.prefill.columns]
+            full_s = self._settings.policy.prefill_full_s
+            np.maximum(load, backlog_s[pools.prefill.columns] / full_s, out=load)
+        return table
+
     def _candidates(
-        self, role: Role, question: Question, pool: Pool, members: Mapping[NodeName, Node]
+        self,
+        role: Role,
+        question: Question,
+        pool: Pool,
+        filled_in: Table,
+        members: Mapping[NodeName, Node],
     ) -> Candidates:
-        """As they are now; to be read before any of them changes. Without what a transfer takes."""
-        tokens, state = question.token_count, pool.state
+        """As they are now, without what a transfer takes."""
         known, preferred = self._preference(role, question, members)
         longest = question.longest_output(role)
         granted = longest if role is Role.PREFILL else question.granted_output_tokens
-        inputs = np.zeros((INPUT_COUNT, len(pool.names)))
+        blocks = _blocks(question, pool, granted)
         candidates = Candidates(
             pool.nodes,
             pool.names,
-            inputs,
-            state,
-            token_count_max=tokens + longest,
+            filled_in[:, pool.columns],
+            bounds=pool.bounds,
+            blocks_max=blocks if isinstance(blocks, int) else max(blocks, default=0),
+            token_count_max=question.token_count + longest,
             holds_choices=_holds_choices(question, pool, longest),
             preferred_at=-1 if preferred is None else pool.index.get(preferred.node, -1),
         )
-        inputs[_FROM_STATE] = state[: LOAD + 1]
-        candidates.blocks[:] = _blocks(question, pool, granted)
+        candidates.blocks[:] = blocks
         candidates.claim[:] = _blocks(question, pool, longest)
-        candidates.remainder_tokens.fill(tokens)
-        # The last position is always computed: its logits give the next token.
-        for position, held in self._held(question, pool, known):
-            cached = min(held * pool.nodes[position].block_size, tokens - 1)
-            candidates.cached_tokens[position] = cached
-            candidates.remainder_tokens[position] = tokens - cached
-        per_s = self._estimates.prefill_per_s(pool.names)
-        np.divide(candidates.remainder_tokens, per_s, out=candidates.completion_s)
-        if np.count_nonzero(state[QUEUED]):
-            backlog_s = _backlog_s(state, per_s, question.now_s)
-            candidates.completion_s += backlog_s
-            if role is Role.PREFILL:
-                backlog_s /= self._settings.policy.prefill_full_s
-                np.maximum(candidates.load, backlog_s, out=candidates.load)
+        if known is not None and not self._directory.is_known(known.node):
+            position = pool.index.get(known.node)
+            if position is not None:
+                node = pool.nodes[position]
+                cached = _cached_tokens(question, node, known.block_count)
+                candidates.cached_tokens[position] = cached
+                candidates.remainder_tokens[position] -= cached
+                per_s = self._estimates.prefill(node.name).per_s
+                candidates.completion_s[position] -= cached / per_s
         return candidates
 
     def _add_transfer(self, candidates: Candidates, source: Candidate) -> None:
         """How long the blocks from ``source`` would take to each of these."""
-        state = candidates.state
+        table, out = candidates.table, candidates.transfer_s
         bytes_per_s = self._estimates.links_per_s(source.name, candidates.names)
-        blocks = np.ceil(candidates.remainder_tokens / state[BLOCK_TOKENS])
-        np.divide(blocks * state[BLOCK_BYTES], bytes_per_s, out=candidates.transfer_s)
-        if np.count_nonzero(state[INBOUND_BYTES]):
+        np.divide(candidates.remainder_tokens, table[BLOCK_TOKENS], out=out)
+        np.ceil(out, out=out)
+        out *= table[BLOCK_BYTES]
+        out /= bytes_per_s
+        if np.count_nonzero(table[INBOUND_BYTES]):
             # Blocks leave as they are computed: what the link carries until this prompt is
             # there holds it up by nothing, however much it is.
-            ahead_s = state[INBOUND_BYTES] / bytes_per_s
+            ahead_s = table[INBOUND_BYTES] / bytes_per_s
             np.maximum(ahead_s - source.completion_s, 0.0, out=candidates.inbound_s)
-
-    def _held(
-        self, question: Question, pool: Pool, known: Preference | None
-    ) -> Iterator[tuple[int, int]]:
-        """Position of each node that holds some of the prompt's blocks, and how many."""
-        if known is not None and not self._directory.is_known(known.node):
-            position = pool.index.get(known.node)
-            if position is not None:
-                yield position, known.block_count
-        if question.chain.block_count:
-            for name, held in self._directory.matches(question.chain.keys).items():
-                position = pool.index.get(name)
-                if position is not None:
-                    yield position, held
 
     def _preference(
         self, role: Role, question: Question, members: Mapping[NodeName, Node]
@@ -361,20 +366,25 @@ def _holds_choices(question: Question, pool: Pool, longest: int) -> Mask | None:
     return np.array([question.fits_on(node, output_token_count=longest) for node in pool.nodes])
 
 
-def _backlog_s(state: Table, per_s: Column, now_s: float) -> Column:
+def _cached_tokens(question: Question, node: Node, block_count: int) -> int:
+    """The last position is always computed: its logits give the next token."""
+    return min(block_count * node.block_size, question.token_count - 1)
+
+
+def _backlog_s(table: Table, per_s: Column, now_s: float) -> Column:
     """Time for what ``Node.backlog_tokens`` says of each node."""
-    queued_s = state[QUEUED] / per_s
-    worked_s = now_s - state[WORKED_UNTIL]
-    np.maximum(worked_s, 0.0, out=worked_s)
-    np.subtract(queued_s, worked_s, out=worked_s)
+    queued_s: Column = table[QUEUED] / per_s
+    rest_s = now_s - table[WORKED_UNTIL]
+    np.maximum(rest_s, 0.0, out=rest_s)
+    np.subtract(queued_s, rest_s, out=rest_s)
     queued_s *= 0.1
-    backlog_s: Column = np.maximum(worked_s, queued_s, out=worked_s)
-    return backlog_s
+    np.maximum(queued_s, rest_s, out=queued_s)
+    return queued_s
 
 
 def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRoom:
     candidates = choice.candidates
-    holders = candidates.state[TOKENS_MAX] >= candidates.token_count_max
+    holders = candidates.table[TOKENS_MAX] >= candidates.token_count_max
     if candidates.holds_choices is not None:
         holders &= candidates.holds_choices
     able = [at for at, node in enumerate(candidates.nodes) if node.identity not in question.avoid]

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pdd.scheduler.policy.candidate import Candidate, Candidates, Positions, Question, Table
+from pdd.scheduler.policy.candidate import Candidate, Candidates, Positions, Question
 from pdd.scheduler.policy.filters import ALWAYS, FILTERS, Filter
 from pdd.scheduler.policy.picker import pick
 from pdd.scheduler.policy.scorers import SCORERS, Scorer
-from pdd.scheduler.pools import Column
+from pdd.scheduler.pools import Column, Table
 from pdd.scheduler.settings import PolicySettings
 
 
@@ -29,7 +29,7 @@ class Choice:
     chosen_at: int = -1
     chosen: Candidate | None = None
     emptied_by: str = ""
-    dropped: Mapping[int, str] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
     left: Positions | None = None
     marks: Table | None = None
 
@@ -79,10 +79,13 @@ class Profile:
             mask = drops(remaining, question, settings)
             if mask is None or not np.count_nonzero(mask):
                 continue
-            left = np.arange(len(candidates)) if choice.left is None else choice.left
-            choice.dropped = {**choice.dropped, **dict.fromkeys(left[mask].tolist(), name)}
-            choice.left = left[~mask]
-            remaining = remaining.only(np.flatnonzero(~mask))
+            away, kept = mask.nonzero()[0], (~mask).nonzero()[0]
+            remaining = remaining.only(kept)
+            if choice.left is None:
+                choice.left = kept
+            else:
+                away, choice.left = choice.left[away], choice.left[kept]
+            choice.dropped.update(dict.fromkeys(away.tolist(), name))
             choice.emptied_by = "" if len(remaining) else name
         if not len(remaining):
             return choice

@@ -42,13 +42,13 @@ def prefix(candidates: Candidates, question: Question, _: PolicySettings, out: C
 def free_kv(candidates: Candidates, question: Question, _: PolicySettings, out: Column) -> None:
     """The part of the node's blocks that would be left once this request has grown as expected."""
     np.subtract(candidates.unpromised_blocks, candidates.blocks, out=out)
-    np.divide(out, candidates.state[USABLE], out=out)
+    np.divide(out, candidates.table[USABLE], out=out)
     np.maximum(out, 0.0, out=out)
 
 
 def running(candidates: Candidates, question: Question, _: PolicySettings, out: Column) -> None:
     """The part of the node's sequences that are free."""
-    np.divide(candidates.sequences, candidates.state[SEQUENCES_MAX], out=out)
+    np.divide(candidates.sequences, candidates.table[SEQUENCES_MAX], out=out)
     np.subtract(1.0, out, out=out)
     np.maximum(out, 0.0, out=out)
 

@@ -28,7 +28,7 @@ def members() -> Nodes:
 
 
 def test_a_lease_stands_in_the_columns_of_its_node_alone() -> None:
-    pool = members().pool(Role.DECODE)
+    pool = members().pools().decode
     assert pool.names == ("decode-0", "decode-1")
     assert pool.block_size == 16
     assert pool.state[UNPROMISED].tolist() == [90, 100]
@@ -53,10 +53,10 @@ def test_every_change_of_leases_is_seen_by_the_next_decision(
     change: Callable[[Node], object],
 ) -> None:
     nodes = members()
-    before = nodes.pool(Role.DECODE).state.copy()
+    before = nodes.pools().decode.state.copy()
     change(nodes[NAME])
     nodes.check()
-    assert not np.array_equal(before, nodes.pool(Role.DECODE).state)
+    assert not np.array_equal(before, nodes.pools().decode.state)
 
 
 @pytest.mark.parametrize("state", [NodeState.LOST, NodeState.CORDONED])
@@ -64,35 +64,51 @@ def test_a_node_that_takes_no_work_is_in_no_pool_until_it_does(state: NodeState)
     nodes = members()
     nodes[NAME].state = state
     nodes.check()
-    assert nodes.pool(Role.DECODE).names == ("decode-1",)
+    assert nodes.pools().decode.names == ("decode-1",)
     nodes[NAME].state = NodeState.READY
     nodes.check()
-    assert nodes.pool(Role.DECODE).names == ("decode-0", "decode-1")
+    assert nodes.pools().decode.names == ("decode-0", "decode-1")
 
 
 def test_a_node_that_changes_its_role_leaves_one_pool_and_enters_the_other() -> None:
     nodes = members()
     nodes[NAME].next_role = Role.PREFILL
     nodes.check()
-    assert nodes.pool(Role.DECODE).names == ("decode-1",)
+    assert nodes.pools().decode.names == ("decode-1",)
     nodes[NAME].role, nodes[NAME].next_role = Role.PREFILL, None
     nodes.check()
-    assert nodes.pool(Role.PREFILL).names == ("prefill-0", "decode-0")
+    assert nodes.pools().prefill.names == ("prefill-0", "decode-0")
 
 
 def test_a_former_life_of_a_node_changes_nothing() -> None:
     nodes = members()
     former = nodes[NAME]
     nodes[NAME] = Cluster(make_joined(NAME, boot_epoch=2)).core.nodes[NAME]
-    assert nodes.pool(Role.DECODE).state[UNPROMISED].tolist() == [100, 100]
+    assert nodes.pools().decode.state[UNPROMISED].tolist() == [100, 100]
     former.release(LEASE)
     former.state = NodeState.LOST
     nodes.check()
     del nodes[NAME]
     nodes.check()
-    assert nodes.pool(Role.DECODE).names == ("decode-1",)
+    assert nodes.pools().decode.names == ("decode-1",)
 
 
 def test_nodes_with_different_blocks_have_no_common_block_size() -> None:
     nodes = Cluster(NAME, make_joined("decode-1", block_size=32)).core.nodes
-    assert nodes.pool(Role.DECODE).block_size == 0
+    assert nodes.pools().decode.block_size == 0
+
+
+def test_bounds_fall_at_once_and_rise_after_some_changes() -> None:
+    nodes = members()
+    bounds = nodes.pools().decode.bounds
+    assert (bounds.unpromised, bounds.sequences) == (90, 14)
+    assert (bounds.tokens, bounds.usable) == (1600, 100)
+    nodes[NodeName("decode-1")].lease(RequestId("r2"), blocks=30, sequence_count=3, queued_tokens=0)
+    assert nodes.pools().decode.bounds is bounds
+    assert (bounds.unpromised, bounds.sequences) == (70, 13)
+    nodes[NodeName("decode-1")].release(RequestId("r2"))
+    for number in range(64):
+        nodes[NAME].release(RequestId("r1"))
+        nodes[NAME].lease(RequestId("r1"), blocks=number % 7, queued_tokens=0)
+        nodes.check()
+    assert bounds.unpromised >= 94

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import numpy as np
-
 from pdd.core.identity import NodeName
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy.candidate import INPUT_COUNT, Candidates, Question
-from pdd.scheduler.pools import Pool
+from pdd.scheduler.policy.candidate import Candidates, Question
+from pdd.scheduler.pools import Bounds, Pools
 from tests.builders import Cluster, make_joined, make_request
 
 
@@ -22,13 +20,13 @@ def make_candidates(
     """Idle nodes, ``decode-0`` and so on unless a ``node`` is given, and a request of 3 blocks;
     otherwise columns are as said."""
     nodes = [fields.get("node") or make_node(f"decode-{at}") for at, fields in enumerate(each)]
-    pool = Pool(nodes)
-    inputs = np.zeros((INPUT_COUNT, len(nodes)))
+    pools = Pools(nodes)
     candidates = Candidates(
-        pool.nodes,
-        pool.names,
-        inputs,
-        pool.state,
+        pools.nodes,
+        pools.names,
+        pools.table,
+        bounds=Bounds(pools.table),
+        blocks_max=0,
         token_count_max=token_count_max,
         preferred_at=preferred_at,
     )
@@ -44,6 +42,8 @@ def make_candidates(
         }
         for name, value in values.items():
             getattr(candidates, name)[at] = value
+    candidates.bounds = Bounds(pools.table)
+    candidates.blocks_max = candidates.blocks.max(initial=0.0)
     return candidates
 
 
