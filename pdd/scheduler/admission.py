@@ -69,10 +69,10 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
             return _refuse(state, request, now_s, late, verdict)
         request.blocked_s = None if verdict.is_own else now_s
     state.add(request)
-    state.enqueue(request)
-    if isinstance(verdict, Placement) and len(state.queue) <= _unseen_from(state):
+    if isinstance(verdict, Placement) and len(state.queue) < _unseen_from(state):
         # Whoever waits has just been looked at and could not use the room that this one can.
         return _place(state, request, question, verdict)
+    state.enqueue(request)
     if isinstance(verdict, NoRoom):
         _note_waiting(state, request, now_s, verdict)
     return []
@@ -166,6 +166,7 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
             continue
         verdict = state.policy.place(question, state.nodes)
         if isinstance(verdict, Placement):
+            state.queue.remove(request.id)
             effects += _place(state, request, question, verdict)
             continue
         _note_waiting(state, request, now_s, verdict)
@@ -190,7 +191,6 @@ def _place(
 ) -> list[Effect]:
     _judge_rejections(state, request, question.now_s)
     _keep(state, request, question.now_s, placement, Outcome.PLACED)
-    state.queue.remove(request.id)
     if state.kept_for is not None and state.kept_for[0] == request.id:
         state.kept_for = None
     return start(state, request, question, placement)

@@ -8,6 +8,7 @@ that finds less than was guessed corrects it.
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,11 +114,10 @@ class Homes:
         """
         homes = self._homes
         known = 0
-        for key in chain.strides:
-            if key not in homes:
-                break
-            homes.move_to_end(key)
-            known += _STRIDE
+        with suppress(KeyError):
+            for key in chain.strides:
+                homes.move_to_end(key)
+                known += _STRIDE
         for position in range(min(known + _STRIDE - 1, chain.block_count), 0, -1):
             if position < known and position % _STRIDE:
                 continue
