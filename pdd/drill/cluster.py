@@ -238,6 +238,23 @@ class DrillCluster:
                 f"none of {', '.join(names)} leads after {timeout_s:g} s; see {self.directory}/log"
             ) from error
 
+    async def decoding(self, scheduler: str, request_ids: Collection[str]) -> dict[str, str]:
+        """Of these requests, those that this scheduler has the clients of and that a node decodes:
+        which one."""
+        address = f"127.0.0.1:{self._ports[scheduler].grpc}"
+        stub = cluster_pb2_grpc.ClusterStub(self._channel(address, CONTROL_OPTIONS))
+        found: dict[str, str] = {}
+        for request_id in request_ids:
+            try:
+                told = await stub.LocateBlocks(
+                    cluster_pb2.LocateBlocksRequest(what=request_id), timeout=_ASK_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError:
+                continue  # it has ended
+            if told.phase == "decoding" and not told.scheduler:
+                found[request_id] = told.owner
+        return found
+
     async def blocks_held(self) -> dict[str, str]:
         """Nodes at which a block is in use or amiss, or a request runs, by any scheduler's word."""
         held: dict[str, str] = {}

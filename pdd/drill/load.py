@@ -52,13 +52,14 @@ QUESTIONS = tuple(
 class Stream:
     """One request as its client saw it. Moments by the monotonic clock, in seconds.
 
-    ``came_s``: of each event with text. ``home``: the scheduler that its client asks first.
+    ``request_id``: empty before the first event. ``came_s``: of each event with text. ``home``: the scheduler that its client asks first.
     ``error``: why it failed, in words; None while it runs or if it did not.
     """
 
     home: str
     question: Question
     began_s: float
+    request_id: str = ""
     came_s: list[float] = field(default_factory=list)
     text: str = ""
     finish_reasons: list[str] = field(default_factory=list)
@@ -81,6 +82,7 @@ async def ask(client: Client, stream: Stream) -> None:
 
 
 def _note(stream: Stream, document: Mapping[str, Any]) -> None:
+    stream.request_id = document["id"].removeprefix("cmpl-")
     if (usage := document.get("usage")) is not None:
         stream.completion_tokens.append(usage["completion_tokens"])
     for choice in document["choices"]:

@@ -108,8 +108,10 @@ class _Round:
         async with Load(cluster.urls) as load:
             await self._until_busy(load)
             await asyncio.sleep(plan.load_s)
+            node = cluster.nodes[plan.pick % len(cluster.nodes)]
+            decoding = await cluster.decoding(struck, [one.request_id for one in load.running()])
             at_s = time.monotonic()
-            striking = asyncio.create_task(self._strike(struck))
+            striking = asyncio.create_task(self._strike(struck, node))
             new_leader_s = None
             if plan.fault in CHANGES_LEADER:
                 await cluster.until_led(others, above_term=led.term, timeout_s=LEADER_TIMEOUT_S)
@@ -123,14 +125,20 @@ class _Round:
             streams = list(load.streams)
         self.request_count = len(streams)
         if plan.fault is Fault.KILL_LEADER_AND_NODE:
-            streams, self.lost_count = without_the_lost(streams, struck=struck, at_s=at_s)
+            streams, self.lost_count = without_the_lost(
+                streams,
+                struck=struck,
+                at_s=at_s,
+                decoding_elsewhere=[name for name, owner in decoding.items() if owner != node],
+            )
         self.cost = cost_of(streams, at_s=at_s, struck=struck, new_leader_s=new_leader_s)
         faults += broken(streams, self._texts)
         faults += await self._blocks_left()
         cluster.check_alive()
         return faults
 
-    async def _strike(self, name: str) -> None:
+    async def _strike(self, name: str, node: str) -> None:
+        """``node``: dies too, in the round where one does."""
         cluster, plan = self._cluster, self._plan
         match plan.fault:
             case Fault.KILL_LEADER | Fault.KILL_FOLLOWER:
@@ -138,7 +146,6 @@ class _Round:
             case Fault.KILL_LEADER_AND_NODE:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(cluster.kill(name))
-                    node = cluster.nodes[plan.pick % len(cluster.nodes)]
                     tasks.create_task(cluster.kill(node))
             case Fault.STOP_LEADER | Fault.FREEZE_LEADER:
                 cluster.freeze(name, with_children=plan.fault is Fault.FREEZE_LEADER)

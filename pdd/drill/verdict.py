@@ -23,17 +23,21 @@ def texts_of(streams: Sequence[Stream]) -> tuple[dict[Question, str], list[str]]
 
 
 def without_the_lost(
-    streams: Sequence[Stream], *, struck: str, at_s: float
+    streams: Sequence[Stream], *, struck: str, at_s: float, decoding_elsewhere: Collection[str]
 ) -> tuple[list[Stream], int]:
     """Of a round in which a scheduler and a node die at once. Requests that only those two knew are
     nobody's any more; their clients are told so. Returns the others, and how many such there are:
-    of the struck scheduler, begun before, refused as unknown or lost, and nothing else."""
+    of the struck scheduler, begun before, refused as unknown or lost, and nothing else.
+
+    ``decoding_elsewhere``: request ids; another node had these, so that they must not be lost.
+    """
     others = [
         stream
         for stream in streams
         if stream.home != struck
         or stream.began_s > at_s
         or stream.error is None
+        or stream.request_id in decoding_elsewhere
         or not any(words in stream.error for words in _LOST)
     ]
     return others, len(streams) - len(others)

@@ -89,5 +89,9 @@ def test_only_what_two_dead_ones_knew_alone_is_left_out() -> None:
         stream(error="RequestFailed: HTTP 500"),
         stream(error=unknown, home="s1"),
         stream(error=unknown, began_s=12.0),
+        stream(error=unknown, request_id="r-7"),
     ]
-    assert without_the_lost([lost, *kept], struck="s0", at_s=11.5) == (kept, 1)
+    found = without_the_lost(
+        [lost, *kept], struck="s0", at_s=11.5, decoding_elsewhere=["r-7", "r-8"]
+    )
+    assert found == (kept, 1)
