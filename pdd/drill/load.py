@@ -1,7 +1,8 @@
 """Clients at all schedulers, by ``pdd.client``, and what each of them saw.
 
-Each scheduler is the home of ``STREAM_CLIENTS`` that always have a long stream, and of one that
-asks for very little, again and again, so that it is seen when places are given.
+Each scheduler is the home of ``STREAM_CLIENTS`` that always have a long stream; of one that asks
+for very little, again and again, so that it is seen when places are given; and of one that leaves
+each stream after a few tokens, so that there is always something to end, too.
 """
 
 import asyncio
@@ -17,6 +18,9 @@ STREAM_CLIENTS = 3
 STREAM_TOKENS = 120
 KNOCK_TOKENS = 2
 KNOCK_PAUSE_S = 0.05
+LEFT_TOKENS = 60
+LEFT_AFTER_EVENTS = 3
+LEFT_PAUSE_S = 0.1
 PROMPTS = tuple(f"chapter {number} of a story that nobody may lose" for number in range(6))
 PATIENCE_S = 60.0
 """How long a client looks for its request; longer than any round holds."""
@@ -43,7 +47,7 @@ class Question:
 
 QUESTIONS = tuple(
     Question(prompt_index=index, token_count=tokens)
-    for tokens in (STREAM_TOKENS, KNOCK_TOKENS)
+    for tokens in (STREAM_TOKENS, KNOCK_TOKENS, LEFT_TOKENS)
     for index in range(len(PROMPTS))
 )
 
@@ -52,8 +56,9 @@ QUESTIONS = tuple(
 class Stream:
     """One request as its client saw it. Moments by the monotonic clock, in seconds.
 
-    ``request_id``: empty before the first event. ``came_s``: of each event with text. ``home``: the scheduler that its client asks first.
-    ``error``: why it failed, in words; None while it runs or if it did not.
+    ``request_id``: empty before the first event. ``came_s``: of each event with text. ``home``: the
+    scheduler that its client asks first. ``error``: why it failed, in words; None while it runs or
+    if it did not. ``has_left``: its client wanted no more.
     """
 
     home: str
@@ -65,15 +70,22 @@ class Stream:
     finish_reasons: list[str] = field(default_factory=list)
     completion_tokens: list[int] = field(default_factory=list)
     error: str | None = None
+    has_left: bool = False
     ended_s: float | None = None
 
 
-async def ask(client: Client, stream: Stream) -> None:
-    """Fills in what comes; never raises for what a server did."""
+async def ask(client: Client, stream: Stream, *, leave_after_events: int | None = None) -> None:
+    """Fills in what comes; never raises for what a server did.
+
+    ``leave_after_events``: after so many with text; None: at the end.
+    """
     documents = client.stream("/v1/completions", stream.question.body())
     try:
         async for document in documents:
             _note(stream, document)
+            if leave_after_events is not None and len(stream.came_s) >= leave_after_events:
+                stream.has_left = True
+                break
     except PddError as error:
         stream.error = f"{type(error).__name__}: {error}"
     finally:
@@ -111,6 +123,7 @@ class Load:
                 first = number * STREAM_CLIENTS + index
                 self._begin(home, client, first, STREAM_TOKENS, pause_s=0.0)
             self._begin(home, client, number, KNOCK_TOKENS, pause_s=KNOCK_PAUSE_S)
+            self._begin(home, client, number, LEFT_TOKENS, pause_s=LEFT_PAUSE_S)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -155,7 +168,8 @@ class Load:
             question = Question(prompt_index=index % len(PROMPTS), token_count=tokens)
             stream = Stream(home=home, question=question, began_s=time.monotonic())
             self.streams.append(stream)
-            await ask(client, stream)
+            leaves = tokens == LEFT_TOKENS
+            await ask(client, stream, leave_after_events=LEFT_AFTER_EVENTS if leaves else None)
             index += 1
             await asyncio.sleep(pause_s)
 

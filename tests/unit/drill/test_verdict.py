@@ -50,6 +50,14 @@ def test_each_broken_promise_is_named(changes: dict[str, Any], said: str) -> Non
     assert said in fault
 
 
+def test_of_one_that_was_left_what_came_must_be_right() -> None:
+    left = {"has_left": True, "finish_reasons": [], "completion_tokens": []}
+    assert broken([stream(**left, text="once upon")], TEXTS) == []
+    for wrong in ("once once", "once upon a time time"):
+        (fault,) = broken([stream(**left, text=wrong)], TEXTS)
+        assert "differs" in fault
+
+
 def test_an_undisturbed_run_in_which_schedulers_differ_is_refused() -> None:
     texts, faults = texts_of([stream(), stream(home="s1", text="once more")])
     assert texts == {LONG: TEXTS[LONG]}
