@@ -23,6 +23,7 @@ _SHARED_TOKENS = 1232  # 77 of 128 blocks, 60 %: held by one node of each role
 _VOCABULARY_SIZE = 32_000
 _BLOCK_TOKENS = 16
 _BLOCK_COUNT = 65_536
+_BLOCK_BYTES = 16_384  # of a small model: what is on its way counts, and fills no link
 _RUNNING_MAX = 64
 _INTERVAL_S = 2e-4
 _FIRST_COUNT = 200  # not measured
@@ -83,6 +84,7 @@ def _joined(identity: NodeIdentity, number: int) -> NodeJoined:
         address=f"{identity.name}:1",
         block_count=_BLOCK_COUNT,
         block_size=_BLOCK_TOKENS,
+        block_bytes=_BLOCK_BYTES,
         max_model_len=8192,
         max_num_seqs=1024,
     )

@@ -177,18 +177,20 @@ class BlockIndex:
         count = len(held)
         if not count:
             return {}
-        alive = self._sets.members(int(held[0]))
-        lengths: dict[int, int] = {}
+        alive = self._sets.members(held.item(0))
+        joined = held.tobytes()
         # One run of equal words is the common case, and bytes compare faster than numpy here.
-        if held.tobytes() != held[:1].tobytes() * count:
-            for position in (np.flatnonzero(held[1:] != held[:-1]) + 1).tolist():
-                members = self._sets.members(int(held[position]))
-                if members != alive:
-                    lengths.update((slot, position) for slot in alive if slot not in members)
-                    alive = tuple(slot for slot in alive if slot in members)
-                    if not alive:
-                        break
-        lengths.update((slot, count) for slot in alive)
+        if joined == joined[: held.itemsize] * count:
+            return dict.fromkeys(alive, count)
+        lengths: dict[int, int] = {}
+        for position in (np.flatnonzero(held[1:] != held[:-1]) + 1).tolist():
+            members = self._sets.members(held.item(position))
+            if members != alive:
+                lengths.update((slot, position) for slot in alive if slot not in members)
+                alive = tuple(slot for slot in alive if slot in members)
+                if not alive:
+                    break
+        lengths.update(dict.fromkeys(alive, count))
         return lengths
 
     def _held_words(self, keys: U64) -> U32:

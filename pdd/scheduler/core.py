@@ -127,6 +127,20 @@ class SchedulerCore:
     def _apply(self, event: Event, now_s: float) -> list[Effect]:
         state = self._state
         match event:
+            case RequestArrived():
+                return admission.arrived(state, event, now_s)
+            case FirstTokenSampled():
+                return attempts.first_token(state, event, now_s)
+            case DecodeReady():
+                return attempts.decode_ready(state, event, now_s)
+            case SequenceStarted():
+                return attempts.started(state, event, now_s)
+            case SequenceGrew():
+                return growth.grew(state, event) if state.leads else following.grew(state, event)
+            case SequenceFinished():
+                return endings.finished(state, event, now_s)
+            case RequestCancelled():
+                return endings.cancelled(state, event)
             case NodeJoined():
                 return members.node_joined(state, event, now_s)
             case SequenceFound():
@@ -137,20 +151,6 @@ class SchedulerCore:
                 return members.node_reported(state, event, now_s)
             case NodeLost():
                 return members.node_lost(state, event, now_s)
-            case RequestArrived():
-                return admission.arrived(state, event, now_s)
-            case RequestCancelled():
-                return endings.cancelled(state, event)
-            case FirstTokenSampled():
-                return attempts.first_token(state, event, now_s)
-            case DecodeReady():
-                return attempts.decode_ready(state, event, now_s)
-            case SequenceStarted():
-                return attempts.started(state, event, now_s)
-            case SequenceFinished():
-                return endings.finished(state, event, now_s)
-            case SequenceGrew():
-                return growth.grew(state, event) if state.leads else following.grew(state, event)
             case BlocksEvicted():
                 return members.blocks_evicted(state, event)
             case CacheCleared():

@@ -8,7 +8,6 @@ that finds less than was guessed corrects it.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -112,16 +111,13 @@ class Homes:
         Of a chain every ``_STRIDE``-th key is remembered and the last one: it is enough to step
         along the former, and to look at each key after the last that is known.
         """
-        homes = self._homes
-        known = 0
-        with suppress(KeyError):
-            for key in chain.strides:
-                homes.move_to_end(key)
-                known += _STRIDE
+        homes, keys = self._homes, chain.keys
+        known = self._known_strides(chain)
         for position in range(min(known + _STRIDE - 1, chain.block_count), 0, -1):
             if position < known and position % _STRIDE:
                 continue
-            key = chain.key(position)
+            end = position * KEY_SIZE_BYTES
+            key = keys[end - KEY_SIZE_BYTES : end]
             home = homes.get(key)
             if home is None:
                 continue
@@ -133,6 +129,17 @@ class Homes:
             homes.move_to_end(key)
             return Preference(node=home.identity.name, block_count=position)
         return None
+
+    def _known_strides(self, chain: Chain) -> int:
+        """Blocks up to the first stride that is not remembered; those that are were used now."""
+        use, known = self._homes.move_to_end, 0
+        try:
+            for key in chain.strides:
+                use(key)
+                known += _STRIDE
+        except KeyError:
+            return known
+        return known
 
     def caller(self, name: bytes, *, nodes: Mapping[NodeName, Node]) -> NodeName | None:
         """The node of a caller's own key."""

@@ -7,6 +7,7 @@ random number: equal states give equal decisions.
 
 from collections.abc import Sequence
 
+import numpy as np
 import xxhash
 
 from pdd.core.identity import NodeName
@@ -17,9 +18,11 @@ _EQUAL = 1e-9
 
 def pick(names: Sequence[NodeName], scores: Column, *, key: bytes) -> int:
     """Index of the winner. At least one name; ``key`` is what belongs together."""
-    equals = (scores >= scores[scores.argmax()] - _EQUAL).nonzero()[0].tolist()
-    if len(equals) == 1:
-        return int(equals[0])
+    best = int(scores.argmax())
+    are_equal = scores >= scores[best] - _EQUAL
+    if np.count_nonzero(are_equal) == 1:
+        return best
+    equals = are_equal.nonzero()[0].tolist()
     prefix = key + b"\0"
     weigh = xxhash.xxh3_64_intdigest
     # Between two equal weights, the greater name.

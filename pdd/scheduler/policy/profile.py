@@ -94,15 +94,12 @@ class Profile:
             scorer(remaining, question, settings, row)
         np.dot(self._weights, marks[:-1], out=marks[-1])
         at = pick(remaining.names, marks[-1], key=key)
-        self._assert_in_range(marks[:-1, at].tolist())
+        # Of the chosen one: a score above the range, or none at all, would be what is chosen.
+        for name, score in zip(self.scorer_names, marks[:, at].tolist(), strict=False):
+            assert 0.0 <= score <= 1.0, f"scorer {name} gave {score}"
         choice.chosen_at = at if choice.left is None else int(choice.left[at])
         choice.chosen = remaining.at(at)
         return choice
-
-    def _assert_in_range(self, scores: list[float]) -> None:
-        """Of the chosen one: a score above the range, or none at all, would be what was chosen."""
-        for name, score in zip(self.scorer_names, scores, strict=True):
-            assert 0.0 <= score <= 1.0, f"scorer {name} gave {score}"
 
     def why_dropped(self, name: str, candidate: Candidate, question: Question) -> str:
         """What a filter says of a candidate that it dropped."""
