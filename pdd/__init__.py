@@ -18,6 +18,7 @@ The life of a request, and the room that each step lives in:
 Rooms import only downwards; ``lint-imports`` checks it (``pyproject.toml``). Rooms that decide
 (``core``, ``wire``, ``scheduler``, ``directory``, ``raft``, ``cell``, ``timing``,
 ``transfer.protocol_*``) know no clock, socket or log. ``cell`` is the state that the schedulers
-agree on by ``raft``, whose processes ``replication`` runs; ``directory`` is not wired in yet.
+agree on by ``raft``, whose processes ``replication`` runs; ``directory`` says which nodes hold
+which blocks, as those tell every scheduler.
 This module imports nothing: vLLM loads ``pdd.connector`` in each of its worker processes.
 """

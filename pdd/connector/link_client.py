@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 
 from pdd.connector.link_messages import Decoder, Hello, LinkError, LinkMessage, encode
@@ -67,6 +68,9 @@ class LinkClient:
         except (OSError, LinkError) as error:
             if not self._closing.is_set():
                 self._die(f"link to the node daemon broke: {error}")
+        except Exception as error:  # a bug: without this thread no first token would ever come
+            traceback.print_exc()
+            self._die(f"a message of the node daemon could not be obeyed: {error!r}")
         if not self._closing.is_set():
             self._die("the node daemon closed the link")
 
