@@ -29,22 +29,29 @@ def running_cluster(state_dir: Path) -> ClusterRecord:
 def scheduler_address(state_dir: Path) -> str:
     """Where to ask, host:port: the only scheduler, or the first of several that answers.
 
-    Any of them says what the leader says. If none answers, the first: its error tells why.
+    Any of them says what the leader says. If none answers, the first: its error tells why. One
+    that is being started again has no address yet, and is passed over.
 
     Raises:
-        NodeUnavailable: see ``running_cluster``.
+        NodeUnavailable: see ``running_cluster``; or every scheduler is being started again.
     """
     record = running_cluster(state_dir)
-    addresses = [node.address for node in record.nodes if node.role == "scheduler"]
-    if len(addresses) < 2:
-        return record.grpc
+    schedulers = [node for node in record.nodes if node.role == "scheduler"]
+    addresses = [node.address for node in schedulers if node.address]
+    if not addresses:
+        names = ", ".join(node.name for node in schedulers)
+        raise NodeUnavailable(
+            f"no scheduler is up ({names}); each is started again: try later, see {state_dir}/log"
+        )
+    if len(schedulers) < 2:
+        return addresses[0]
     for address in addresses:
         try:
             list_nodes(address, timeout_s=PROBE_TIMEOUT_S)
         except NodeUnavailable:
             continue
         return address
-    return record.grpc
+    return addresses[0]
 
 
 def http_urls(state_dir: Path) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ from pdd.cli.output import print_json, print_table
 from pdd.cli.scheduler import find_scheduler, scheduler_option
 from pdd.cli.tls import tls_options
 
+_REQUESTS_MAX = 1_000_000
+"""More than any cluster holds; the message to the scheduler has room for it."""
+
 
 @click.group()
 def quota() -> None:
@@ -19,7 +22,7 @@ def quota() -> None:
 @click.argument("tenant")
 @click.option(
     "--requests",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=_REQUESTS_MAX),
     required=True,
     metavar="N",
     help="Requests at a time over all schedulers, waiting ones too; one more gets HTTP 429.",

@@ -1,5 +1,6 @@
 """Which scheduler of a cluster on this machine a command asks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def there_are(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+def there_are(monkeypatch: pytest.MonkeyPatch, *numbers: int, down: tuple[int, ...] = ()) -> None:
+    nodes = (scheduler(number) for number in numbers)
     record = ClusterRecord(
         cluster_id="c",
         supervisor_pid=1,
@@ -46,7 +48,7 @@ def there_are(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         state="ready",
         http=f"http://127.0.0.1:1{numbers[0]}",
         grpc=f"127.0.0.1:{numbers[0]}",
-        nodes=tuple(scheduler(number) for number in numbers),
+        nodes=tuple(replace(one, address="", http="") if one.pid in down else one for one in nodes),
     )
     monkeypatch.setattr(local, "read_record", lambda _: record)
 
@@ -65,6 +67,24 @@ def test_where_none_answers_the_first_one_s_error_is_told(
     there_are(monkeypatch, 1, 2)
     assert local.scheduler_address(HERE) == "127.0.0.1:1"
     assert asked == ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+def test_one_that_is_being_started_again_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    there_are(monkeypatch, 1, 2, 3, down=(1,))
+    assert local.scheduler_address(HERE) == "127.0.0.1:3"
+    assert asked == ["127.0.0.1:2", "127.0.0.1:3"]
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2, 3)])
+def test_where_all_are_being_started_again_they_are_named(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], numbers: tuple[int, ...]
+) -> None:
+    there_are(monkeypatch, *numbers, down=numbers)
+    with pytest.raises(NodeUnavailable, match=r"no scheduler is up \(scheduler-1.*try later"):
+        local.scheduler_address(HERE)
+    assert asked == []
 
 
 def test_a_lone_scheduler_is_asked_once(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
