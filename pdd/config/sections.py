@@ -542,7 +542,7 @@ class EstimatesSection(Section):
 class QueueSection(Section):
     """Who goes next of those that wait. Scheduler only."""
 
-    ageing_s: Seconds = 10.0
+    ageing_s: Annotated[float, Field(ge=0.001, le=86_400, allow_inf_nan=False)] = 10.0
     """So long a wait counts as much as one step of priority."""
 
     patience_s: Seconds = 5.0
