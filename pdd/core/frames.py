@@ -4,10 +4,10 @@ A reader that keeps the count of tokens and characters it has shown can drop wha
 seen already; therefore no token is lost or doubled when a sequence changes engines.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.core.identity import RequestId
+from pdd.core.values import frozen
 
 
 class FinishReason(StrEnum):
@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     HANDOVER = "handover"  # between nodes only: prompt computed, another node goes on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Logprob:
     """One candidate token. ``rank`` is 1 for the most likely; ``text`` is it decoded alone."""
 
@@ -30,7 +30,7 @@ class Logprob:
     token_bytes: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenLogprobs:
     """The chosen token and the ``Sampling.logprobs`` most likely ones, most likely first."""
 
@@ -38,7 +38,7 @@ class TokenLogprobs:
     top: tuple[Logprob, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineFacts:
     """What one node's engine and receiver counted for one request. Measured, never planned.
 
@@ -66,7 +66,7 @@ class EngineFacts:
     decode_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finish:
     """The end of a sequence on one node. ``stop_reason``: the stop string or token id, if any."""
 
@@ -75,10 +75,9 @@ class Finish:
     facts: EngineFacts = EngineFacts()
 
 
-@dataclass(slots=True, kw_only=True)
+@frozen
 class Frame:
-    """Tokens of one choice of a request from one engine step. Nobody changes it once it is made;
-    that is not enforced, because a frozen one takes three times as long to make.
+    """Tokens of one choice of a request from one engine step.
 
     ``choice_index``: which of the request's choices; offsets count within it.
     ``first_token_index``: 0-based index among the choice's output tokens.

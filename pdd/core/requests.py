@@ -1,11 +1,11 @@
 """A request as the scheduler sees it, and what it costs."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.core.frames import Finish
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.sampling import Sampling
+from pdd.core.values import frozen
 
 DEFAULT_TENANT = "default"
 """Whom requests belong to that name nobody."""
@@ -18,7 +18,7 @@ class Path(StrEnum):
     LOCAL = "local"  # on the decode node itself
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GenerateRequest:
     """A checked request: tokenised once, here and nowhere else.
 
@@ -45,7 +45,7 @@ class GenerateRequest:
     resume_key: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannedPull:
     """A prefill node is to have the prompt's first ``token_count`` tokens, whole blocks, from the
     decode node, as far as it lacks them; what has not come after ``wait_s`` it computes."""
@@ -54,7 +54,7 @@ class PlannedPull:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """The scheduler's decision. ``reason`` says why this path, in words for an operator.
 
@@ -69,7 +69,7 @@ class Plan:
     pull: PlannedPull | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestUsage:
     """``usage`` and ``usage.pdd`` of a response; see README, "What every response tells you"."""
 
@@ -89,7 +89,7 @@ class RequestUsage:
     pulled_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ended:
     """How a request ended that finished by itself. ``finish``: of the choice that ended last."""
 

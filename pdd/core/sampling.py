@@ -3,10 +3,12 @@
 Names and meanings are vLLM's ``SamplingParams`` (vllm/sampling_params.py, 0.32).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from pdd.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grammar:
     """What the output must match.
 
@@ -18,7 +20,7 @@ class Grammar:
     value: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sampling:
     """Sampling parameters of one request, already checked by the front door.
 

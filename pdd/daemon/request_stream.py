@@ -6,8 +6,6 @@ what was shown already is cut off here, in one place, and each token leaves exac
 Nothing waits here: what is new goes straight on to the front door's sink, which has the bounds.
 """
 
-from dataclasses import replace
-
 from pdd.core.errors import PddError
 from pdd.core.frames import FinishReason, Frame, TokenLogprobs
 from pdd.core.identity import RequestId
@@ -132,8 +130,9 @@ class RequestStream:
         if not is_new and finish is None:
             return None
         shown.finished = finish is not None
-        return replace(
-            frame,
+        return Frame(
+            request_id=frame.request_id,
+            choice_index=frame.choice_index,
             first_token_index=frame.first_token_index + seen_tokens,
             token_ids=frame.token_ids[seen_tokens:],
             text_offset=frame.text_offset + seen_text,

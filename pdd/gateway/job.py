@@ -1,11 +1,10 @@
 """A checked request with what the answer's shape depends on."""
 
-from dataclasses import dataclass
-
 from pdd.core.requests import GenerateRequest
+from pdd.core.values import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """What the door hands on.
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.identity import RequestId
+from pdd.core.values import frozen
 from pdd.gateway.body import read_json_object
 from pdd.gateway.event_ids import START, Position, position_of
 from pdd.gateway.idempotency import run_name, unnamed
@@ -20,7 +21,7 @@ from pdd.gateway.turn import Turn
 STREAMS_PATH = "/v1/streams/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Opened:
     """What is to be answered. ``run``: to be listened to; None: to be started for this client
     alone. ``position``: what its client has seen."""

@@ -1,11 +1,11 @@
 """The body of ``POST /v1/completions``."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from pdd.core.errors import InvalidRequest
+from pdd.core.values import frozen
 from pdd.gateway.json_text import shorten
 from pdd.gateway.sampling_fields import MAX_LOGPROBS, SharedFields
 
@@ -21,7 +21,7 @@ class CompletionFields(SharedFields):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Prompt:
     """Exactly one of the two is set. ``field`` is its path, for later error messages."""
 

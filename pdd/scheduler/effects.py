@@ -11,10 +11,11 @@ from pdd.core.errors import PddError
 from pdd.core.frames import Finish
 from pdd.core.identity import NodeIdentity, NodeName, RequestId
 from pdd.core.requests import GenerateRequest, Plan, PlannedPull
+from pdd.core.values import frozen
 from pdd.scheduler.roles.book import RoleNews
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Submit:
     """Start a job for ``choices``, those of the request that have not ended. ``kind`` as in
     ``Submit.kind`` of cluster.proto.
@@ -34,7 +35,7 @@ class Submit:
     pull: PlannedPull | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cancel:
     """Forget a request on a node, whatever phase it is in."""
 
@@ -42,7 +43,7 @@ class Cancel:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GiveFirstToken:
     """Hand output token 0 of every choice that goes on to the decode node, by choice."""
 
@@ -52,7 +53,7 @@ class GiveFirstToken:
     token_ids: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Announce:
     """The request is accepted: tell its client the plan. Once per request."""
 
@@ -60,7 +61,7 @@ class Announce:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StageTimes:
     """Seconds; disjoint, and their sum is the time from arrival to end.
 
@@ -74,7 +75,7 @@ class StageTimes:
     decode_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Complete:
     """The request has finished by itself. ``plan`` is the path that was really taken.
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pdd.core.frames import EngineFacts, Finish
 from pdd.core.identity import Forking, NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
+from pdd.core.values import frozen
 from pdd.scheduler.group_events import GroupEvent
 from pdd.scheduler.settings import SchedulerSettings
 
@@ -95,7 +96,7 @@ class NodeLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestArrived:
     """A checked request.
 
@@ -116,7 +117,7 @@ class RequestCancelled:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FirstTokenSampled:
     """Output token 0 of a choice exists. ``finish`` is a handover if another node goes on."""
 
@@ -141,7 +142,7 @@ class DecodeReady:
     transfer_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SequenceStarted:
     """The first tokens of a local job have come."""
 
@@ -149,7 +150,7 @@ class SequenceStarted:
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SequenceFinished:
     """The node that generates says that the output of a choice is complete.
 
