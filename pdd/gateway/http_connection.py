@@ -275,11 +275,13 @@ class HttpConnection(asyncio.Protocol):
             return
         self._stop_timer()
         self._timed_phase = phase
+        if phase is None:
+            return
         timeout_s = {
             Phase.NOTHING: self._settings.keepalive_timeout_s,
             Phase.HEAD: self._settings.head_timeout_s,
             Phase.BODY: self._settings.body_timeout_s,
-        }.get(cast("Phase", phase))
+        }.get(phase)
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout_s, self._timed_out, timeout_s)

@@ -30,13 +30,17 @@ class HttpRequest:
     keep_alive: bool = True
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
+    _first_values: dict[bytes, bytes] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def header(self, name: bytes) -> str | None:
-        """The first value of a header, or None. ``name`` in lower case."""
-        for other, value in self.headers:
-            if other == name:
-                return value.decode("latin-1")
-        return None
+        """The first value of a header, or None. ``name`` in lower case. Once it has been asked,
+        ``headers`` must not change any more."""
+        if self._first_values is None:
+            self._first_values = dict(reversed(self.headers))
+        value = self._first_values.get(name)
+        return None if value is None else value.decode("latin-1")
 
     @property
     def wants_continue(self) -> bool:

@@ -22,11 +22,12 @@ def measured(usage: RequestUsage | None) -> dict[str, object]:
     """What a request's one log line says of its costs; nothing where it did not finish."""
     if usage is None:
         return {}
+    costs = _costs(usage)
     return {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
-        "final_path": usage.path.value,
-        **{name: value for name, value in _costs(usage).items() if name != "path"},
+        "final_path": costs.pop("path"),
+        **costs,
     }
 
 
