@@ -27,6 +27,10 @@ PIECE_CHARS = 512
 """At least. Shorter ones would find a little more, and cost more to look up."""
 KEPT_PIECES_MAX = 8192
 """Some 2 KB each. At the bound the one that was used longest ago is forgotten."""
+KEPT_BYTES_MAX = 32 * 2**20
+"""Likewise: a piece is as long as its text goes on without a cut, which may be all of a body."""
+_PIECE_BYTES_MAX = 64 * 2**10
+"""A larger one is not kept: it would push out many that are used more, and is rare."""
 
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _NO_BACKEND_THREADS = "TOKENIZERS_PARALLELISM"
@@ -55,6 +59,7 @@ class PieceEncoder:
         *,
         piece_chars: int = PIECE_CHARS,
         kept_pieces_max: int = KEPT_PIECES_MAX,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
         # Batches would be spread over as many threads as there are cores, with a hand-over each;
         # here whole prompts are, by who calls. It is asked for at each batch, in this way only.
@@ -62,7 +67,9 @@ class PieceEncoder:
         self._tokenizer = tokenizer
         self._piece_chars = piece_chars
         self._kept_pieces_max = kept_pieces_max
+        self._kept_bytes_max = kept_bytes_max
         self._kept: OrderedDict[str, array[int]] = OrderedDict()  # used longest ago first
+        self._kept_bytes = 0
         self._lock = Lock()
         self._around = _special_ids_around(tokenizer) if _may_be_cut(tokenizer) else None
 
@@ -104,17 +111,31 @@ class PieceEncoder:
         *made, last = self._encode([*missing, pieces[-1]], add_special_tokens=False)
         fresh = {piece: array("I", ids) for piece, ids in zip(missing, made, strict=True)}
         with self._lock:
-            self._kept.update(fresh)
-            while len(self._kept) > self._kept_pieces_max:
-                self._kept.popitem(last=False)
+            self._keep(fresh)
         found |= fresh
         return [*(found[piece] for piece in pieces[:-1]), last]
+
+    def _keep(self, fresh: "dict[str, array[int]]") -> None:
+        for piece, ids in fresh.items():
+            size_bytes = _size_bytes(piece, ids)
+            if size_bytes > _PIECE_BYTES_MAX or piece in self._kept:  # by another thread, by now
+                continue
+            self._kept[piece] = ids
+            self._kept_bytes += size_bytes
+        while len(self._kept) > self._kept_pieces_max or self._kept_bytes > self._kept_bytes_max:
+            self._kept_bytes -= _size_bytes(*self._kept.popitem(last=False))
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         """ "Fast": without the place of each token in its text, which takes a quarter of the time.
         The interpreter lock is let go once for all of them."""
         made = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in made]
+
+
+def _size_bytes(piece: str, ids: "array[int]") -> int:
+    """What keeping them takes, about, and the same at any time: other than ASCII a text has up to
+    four bytes per character, and its UTF-8 beside it once it was encoded."""
+    return 256 + len(piece) * (1 if piece.isascii() else 7) + len(ids) * ids.itemsize
 
 
 def _may_be_cut(tokenizer: Tokenizer) -> bool:

@@ -161,6 +161,22 @@ def test_at_its_bound_the_piece_used_longest_ago_is_forgotten() -> None:
     assert tokenizer.given == ["again", " then"]
 
 
+def test_at_its_bound_of_bytes_too_and_a_piece_without_end_is_not_kept() -> None:
+    tokenizer, encoder = _counted(piece_chars=1000, kept_bytes_max=20_000)
+    texts = [f"{'x' * 1000}{letter} end" for letter in "abcdefgh"]
+    for text in (*texts, f"{chr(0x4E00) * 20_000}x end"):
+        encoder.encode(text, add_special_tokens=False)
+    tokenizer.given.clear()
+    for text in reversed(texts):
+        encoder.encode(text, add_special_tokens=False)
+    assert " end" in tokenizer.given
+    kept_count = len(texts) - sum(given != " end" for given in tokenizer.given)
+    assert 2 <= kept_count <= 4  # 1,000 characters are as many ids here
+    tokenizer.given.clear()
+    encoder.encode(f"{chr(0x4E00) * 20_000}x end", add_special_tokens=False)
+    assert [len(given) for given in tokenizer.given] == [20_001, 4]
+
+
 def _with_added(token: AddedToken) -> Tokenizer:
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([token])
