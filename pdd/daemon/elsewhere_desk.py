@@ -166,7 +166,11 @@ class ElsewhereDesk:
         return True
 
     async def _end_anywhere(self, request_id: RequestId, tenant: str) -> bool:
-        """Its row may be on its way: whoever has it knows it. One that does not answer has not."""
+        """Its row may be on its way: whoever has it knows it. One that does not answer has not.
+
+        Raises NodeUnavailable: nobody has it, but the row has come to one who says who should.
+        """
+        elsewhere: list[NodeUnavailable] = []
 
         async def end(scheduler: str) -> bool:
             try:
@@ -176,11 +180,18 @@ class ElsewhereDesk:
             except (SchedulerUnreachable, UnknownRequest) as error:
                 log.debug("request_not_ended", scheduler=scheduler, reason=str(error))
                 return False
+            except NodeUnavailable as error:
+                elsewhere.append(error)
+                return False
             return True
 
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(end(one)) for one in self._client.others]
-        return any(task.result() for task in asked)
+        if any(task.result() for task in asked):
+            return True
+        if elsewhere:
+            raise elsewhere[0]
+        return False
 
     def explain(self, request_id: RequestId, *, tenant: str) -> PddError | None:
         """See ``Elsewhere``."""

@@ -95,16 +95,16 @@ class Side:
 
 
 @asynccontextmanager
-async def sides() -> AsyncIterator[tuple[Side, Side]]:
+async def sides(names: str = "ab") -> AsyncIterator[tuple[Side, ...]]:
     """``a`` leads."""
     addresses: dict[str, str] = {}
-    both = Side("a", addresses), Side("b", addresses)
-    for side in both:
+    all_sides = tuple(Side(name, addresses) for name in names)
+    for side in all_sides:
         await side.server.start()
     try:
-        yield both
+        yield all_sides
     finally:
-        for side in both:
+        for side in all_sides:
             await side.client.close()
             await side.server.stop(grace=None)
             assert not side.crashed
@@ -279,3 +279,18 @@ async def test_a_request_is_not_said_to_be_over_by_a_scheduler_that_does_not_ans
             NodeUnavailable, match=r"scheduler b, which has not said .* end it again"
         ):
             await a.runs.end(R1, tenant="default")
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+async def test_who_ends_it_before_its_row_has_come_does_not_stumble_over_who_has_the_row(
+    has_it: bool,
+) -> None:
+    async with sides("abc") as (a, b, c):
+        own = await c.ask() if has_it else None
+        b.hear(held(R1, holder="c", tenant="default", key=resume_key(NAME)))
+        if own is not None:
+            await a.runs.end(R1, tenant="default")
+            assert str(own.error) == "it was cancelled by a client"
+        else:
+            with pytest.raises(NodeUnavailable, match="is at scheduler c, not at this one"):
+                await a.runs.end(R1, tenant="default")
