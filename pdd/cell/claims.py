@@ -1,8 +1,9 @@
 """Which scheduler may run a client's key, so that two that get it at once do not both run it.
 
 The leader grants; whoever has a key is asked by the others (they follow its run instead). A claim
-is kept by the leader alone and waited for by nobody but the request that has a key: the sequence
-table, which comes some tens of milliseconds later by the log, tells the next leader.
+is kept by the leader alone and waited for by nobody but the request that has a key. The next leader
+hears of it from whoever has it (`told`), before it grants anything; the sequence table, which comes
+some tens of milliseconds later by the log, knows those of schedulers that are lost by then.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class KeyClaims:
     def __len__(self) -> int:
         return len(self._holders)
 
+    def told(self, key: bytes, holder: str) -> None:
+        """A scheduler has a request of that key already. What was claimed since stands."""
+        if key not in self._holders:
+            self._keep(key, holder)
+
     def claim(self, key: bytes, claimer: str, *, released_by: str = "") -> str:
         """Who has the key: ``claimer``, or the one that must be asked. ``released_by``: a scheduler
         that has said that it has nothing under that key (any more)."""
@@ -46,8 +52,11 @@ class KeyClaims:
             if one is not None and one != released_by and self._is_there(one):
                 holder = one
                 break
+        self._keep(key, holder)
+        return holder
+
+    def _keep(self, key: bytes, holder: str) -> None:
         self._holders[key] = holder
         self._holders.move_to_end(key)
         if len(self._holders) > self._claims_max:
             self._holders.popitem(last=False)
-        return holder

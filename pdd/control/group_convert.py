@@ -72,6 +72,7 @@ def told_to_proto(
             grammar_kind=sampling.grammar.kind if sampling.grammar else "",
             # Only whether there is one matters to a leader, and a schema may be large.
             allowed_token_ids=sampling.allowed_token_ids[:1],
+            resume_key=wanted.resume_key,
         ),
         prompt_token_count=len(wanted.prompt_token_ids),
         tenant=wanted.tenant,
@@ -107,6 +108,7 @@ def told_from_proto(message: decisions_pb2.ToldRequest, *, holder: str) -> Reque
             priority=parameters.priority,
             deadline_s=parameters.deadline_s,
             choice_count=message.choice_count,
+            resume_key=parameters.resume_key,
         ),
         holder=holder,
         keys=message.keys,

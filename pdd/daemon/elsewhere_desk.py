@@ -6,16 +6,21 @@
 
 A key is claimed at the leader before its request begins: two schedulers that get the same key at
 the same time are told the same holder. That is one message and no consensus, and only requests with
-a key wait for it. What a claim cannot see is the last tens of milliseconds before the leader is
-lost, while the row of a request is on its way to the next one.
+a key wait for it.
+
+When the leader is lost, its claims are. The next one grants none before the others have told it
+what they hold, keys included, as they do anyway before it gives places; and a request that was
+claimed at the former one and is being prepared (tokenised) asks again before it begins (`confirm`).
+So a key runs twice only where a scheduler that has it is cut off from the leader for LOST_AFTER_S.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import structlog
 
-from pdd.cell.claims import KeyClaims
+from pdd.cell.claims import CLAIMS_MAX, KeyClaims
 from pdd.cell.sequences import SequenceRow, SequenceTable
 from pdd.control.leader_server import NotLeading
 from pdd.control.runs_client import END_TIMEOUT_S, RunsClient, SchedulerUnreachable
@@ -56,14 +61,24 @@ class ElsewhereDesk:
         self._clock = clock
         self._runs: Runs | None = None
         self._claims = self._new_claims()
+        self._leadership = 0
+        """Counts changes of who leads."""
+        self._granted: OrderedDict[bytes, int] = OrderedDict()
+        """Keys of requests that are being prepared here, and when they were granted. Beyond
+        CLAIMS_MAX the oldest begins without asking again."""
 
     def serve(self, runs: Runs) -> None:
         """Whose requests the others may follow."""
         self._runs = runs
 
     def leader_is(self, leader: str | None) -> None:
-        """Claims are of one leadership."""
+        """Claims are of one leadership. Call it before the group hears of it."""
+        self._leadership += 1
         self._claims = self._new_claims()
+
+    def key_told(self, key: bytes, holder: str) -> None:
+        """See ``GroupDesk.on_key_told``."""
+        self._claims.told(key, holder)
 
     def _new_claims(self) -> KeyClaims:
         return KeyClaims(holder_of=self._table.holder_of, is_there=self._is_there)
@@ -82,8 +97,10 @@ class ElsewhereDesk:
         released_by = holder = why = ""
         while self._clock() < until_s:
             try:
+                leadership = self._leadership
                 holder = await self._ask_leader(resume_key, released_by)
                 if holder == self._name:
+                    self._note_granted(resume_key, leadership)
                     return None
                 return await self._client.follow(
                     holder,
@@ -96,10 +113,35 @@ class ElsewhereDesk:
             except (SchedulerUnreachable, NotLeading) as error:
                 why = str(error)
                 await asyncio.sleep(_AGAIN_S)
-        raise NodeUnavailable(
-            f"whether another scheduler runs this idempotency-key could not be told within "
-            f"{CLAIM_WAIT_S:g} s ({why}); send the request again"
-        )
+        raise _untold(why)
+
+    async def confirm(self, resume_key: bytes) -> None:
+        """See ``Elsewhere``."""
+        granted = self._granted.pop(resume_key, self._leadership)
+        until_s = self._clock() + CLAIM_WAIT_S
+        why = ""
+        while granted != self._leadership:
+            if self._clock() >= until_s:
+                raise _untold(why)
+            leadership = self._leadership
+            try:
+                holder = await self._ask_leader(resume_key, "")
+            except (SchedulerUnreachable, NotLeading) as error:
+                why = str(error)
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if holder != self._name:
+                raise NodeUnavailable(
+                    f"scheduler {holder} has got this idempotency-key while another one came to "
+                    "lead; send the request again, to be told what it says"
+                )
+            granted = leadership
+
+    def _note_granted(self, resume_key: bytes, leadership: int) -> None:
+        self._granted[resume_key] = leadership
+        self._granted.move_to_end(resume_key)
+        if len(self._granted) > CLAIMS_MAX:
+            self._granted.popitem(last=False)
 
     async def _ask_leader(self, resume_key: bytes, released_by: str) -> str:
         """Raises SchedulerUnreachable, NotLeading."""
@@ -226,9 +268,14 @@ class ElsewhereDesk:
     # --- for the other schedulers ------------------------------------------------------------
 
     def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
-        """Who has a key. Raises NotLeading."""
+        """Who has a key. Raises NotLeading, also while it cannot know yet."""
         if not self._group.leads:
             raise NotLeading(f"{self._name} does not lead; it follows {self._group.leader}")
+        if unheard := self._group.unheard:
+            raise NotLeading(
+                f"{self._name} has just come to lead, and {', '.join(unheard)} has not told yet "
+                "what it has"
+            )
         return self._claims.claim(key, scheduler, released_by=released_by)
 
     async def find_here(self, request_id: RequestId, *, tenant: str) -> "OwnRun":
@@ -251,6 +298,13 @@ class ElsewhereDesk:
         if self._runs is None:
             raise UnknownRequest("this scheduler is starting")
         return self._runs
+
+
+def _untold(why: str) -> NodeUnavailable:
+    return NodeUnavailable(
+        f"whether another scheduler runs this idempotency-key could not be told within "
+        f"{CLAIM_WAIT_S:g} s ({why}); send the request again"
+    )
 
 
 class OwnRun:

@@ -131,6 +131,12 @@ class GroupDesk:
         """Requests that the leader knows, and the generation that it knows of."""
         self._heard_s: dict[str, float] = {}
         """When schedulers that are not attached were; since it leads where they never were."""
+        self._former_leader: str | None = None
+        """Before this one. If it is lost, nodes tell what it had."""
+        self._have_told: set[str] = set()
+        """Since this one leads: schedulers that have told all they had."""
+        self.on_key_told: Callable[[bytes, str], None] = _ignore
+        """When this one leads: which scheduler has a request of a client's key."""
         self.on_leader_attached: Callable[[], None] = _ignore
         """Told when there is a leader that takes what this scheduler says."""
         self.on_holder_lost: Callable[[str, bool], None] = _ignore
@@ -155,6 +161,18 @@ class GroupDesk:
         """Whether this one gives places."""
         return self._core.leads
 
+    @property
+    def unheard(self) -> list[str]:
+        """While this one leads: schedulers that live and have not told what they hold; no longer
+        than LOST_AFTER_S."""
+        return [
+            name
+            for name in self._addresses
+            if name not in (self._name, self._former_leader)
+            and name not in self._have_told
+            and (self.silent_s(name) or 0.0) < LOST_AFTER_S
+        ]
+
     def silent_s(self, scheduler: str) -> float | None:
         """While this one leads: how long another one has not been attached; None: no such one."""
         if scheduler in self._holders:
@@ -171,7 +189,8 @@ class GroupDesk:
             return
         log.info("leader_changed", leader=leader, former=self._leader)
         was_own = self._leader == self._name
-        self._leader = leader
+        self._former_leader, self._leader = self._leader, leader
+        self._have_told.clear()
         if was_own:
             self._stop_leading()
         self._stop_asking()
@@ -203,6 +222,9 @@ class GroupDesk:
             if name != self._name and name not in self._holders and name not in self._lost:
                 self._lost[name] = loop.call_later(LOST_AFTER_S, self._note_lost, name)
         log.info("leading", held=len(self._core.requests), others=len(self._others))
+        for request in self._core.requests.values():
+            if request.request.resume_key:
+                self.on_key_told(request.request.resume_key, request.holder or self._name)
         self._step(LeadershipChanged(leads=True))
         self.on_leader_attached()
 
@@ -271,6 +293,7 @@ class GroupDesk:
                     if item.news.is_over:
                         self._step(RequestCancelled(request_id=RequestId(item.news.request_id)))
             case "all_told":
+                self._have_told.add(name)
                 for request_id in self._untold.pop(name, set()):
                     self._step(RequestCancelled(request_id=request_id))
                 if self._settling is not None and self._all_have_told():
@@ -309,6 +332,8 @@ class GroupDesk:
         if present is not None and not present.holder:
             return  # it came to this scheduler meanwhile
         self._others[request_id] = _Other(event.holder, event.generation)
+        if event.request.resume_key:
+            self.on_key_told(event.request.resume_key, event.holder)
         for untold in self._untold.values():
             untold.discard(request_id)
         self._step(event)

@@ -213,6 +213,7 @@ class _SchedulerDaemon:
             asyncio.create_task(_watchdog()),
         ]
         if self._group is not None and self._elsewhere is not None:
+            self._group.on_key_told = self._elsewhere.key_told
             self._agreement.follow_leader(self._elsewhere.leader_is)
             self._agreement.follow_leader(self._group.leader_is)
         # What was loaded stays: the collector need not walk it again while tokens wait.

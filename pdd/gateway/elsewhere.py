@@ -37,6 +37,15 @@ class Elsewhere(Protocol):
         """
         ...
 
+    async def confirm(self, resume_key: bytes) -> None:
+        """Right before the request of a claimed key begins: it took time to prepare, and who leads
+        may have changed. Returns at once if not.
+
+        Raises:
+            NodeUnavailable: another scheduler has got the key meanwhile, or nobody can tell now.
+        """
+        ...
+
     async def find(
         self, request_id: RequestId, *, tenant: str, known_token_counts: Sequence[int] = ()
     ) -> Remote | None:

@@ -115,7 +115,7 @@ class Runs:
             )
             self._by_key[name.path, name.tenant, name.key] = run
             self._by_id[request_id] = run
-            run.begin(prepare)
+            run.begin(self._confirmed(name, prepare))
         elif run.name.digest != name.digest:
             raise InvalidRequest(
                 f"idempotency-key {shorten(name.key)} was used for a request with another body "
@@ -124,6 +124,20 @@ class Runs:
                 code="idempotency_key_reused",
             )
         return run
+
+    def _confirmed(
+        self, name: RunName, prepare: Callable[[], Awaitable[Job]]
+    ) -> Callable[[], Awaitable[Job]]:
+        elsewhere = self._elsewhere
+        if elsewhere is None or not name.key:
+            return prepare
+
+        async def confirmed() -> Job:
+            job = await prepare()
+            await elsewhere.confirm(resume_key(name))
+            return job
+
+        return confirmed
 
     def opened(self) -> None:
         """From now on nodes and clients can come."""

@@ -131,7 +131,9 @@ class RaftLog:
     def append(self, entry: Entry) -> None:
         assert entry.index == self.last_index + 1, f"append {entry.index} after {self.last_index}"
         assert entry.term >= self.last_term, f"term {entry.term} after {self.last_term}"
-        self._extend((entry,))
+        end_bytes = self._ends[-1] if self._ends else self._start_bytes
+        self._ends.append(end_bytes + len(entry.data) + ENTRY_OVERHEAD_BYTES)
+        self.entries.append(entry)
 
     def _extend(self, entries: Iterable[Entry]) -> None:
         end_bytes = self._ends[-1] if self._ends else self._start_bytes

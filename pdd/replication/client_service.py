@@ -201,7 +201,8 @@ class _Stream:
 
     def put(self, submission_id: int, answer: Answer) -> None:
         self._answers.append((submission_id, answer))
-        self.wake.set()
+        if len(self._answers) == 1:
+            self.wake.set()
 
     def fetched(self, count: int) -> None:
         self.asked_count -= count

@@ -76,17 +76,17 @@ class KvMachine:
 
 
 def encode_put(key: str, number: int) -> bytes:
-    data: bytes = msgpack.packb([int(Operation.PUT), key, number])
+    data: bytes = _pack([Operation.PUT, key, number])
     return data
 
 
 def encode_add(key: str, number: int) -> bytes:
-    data: bytes = msgpack.packb([int(Operation.ADD), key, number])
+    data: bytes = _pack([Operation.ADD, key, number])
     return data
 
 
 def encode_get(key: str) -> bytes:
-    data: bytes = msgpack.packb([key])
+    data: bytes = _pack([key])
     return data
 
 

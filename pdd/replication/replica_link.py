@@ -2,7 +2,8 @@
 
 Whatever ends the stream makes the outcome of everything unanswered on it unknown. The next
 submission dials again. Bound: the caller's own concurrency; each waits for its answer, and is not
-sent any more when its time is up.
+sent any more when its time is up. One timer does for all of them: it is set to the earliest moment
+at which somebody has waited long enough, and then looks through those that wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 import grpc.aio
 
@@ -22,10 +24,16 @@ BATCH_MAX = 1024
 """Submissions in one write."""
 
 
+Outcome = asyncio.Future[pb.SubmissionOutcome]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Stream:
     unsent: dict[int, pb.Submission] = field(default_factory=dict)
-    waiting: dict[int, asyncio.Future[pb.SubmissionOutcome]] = field(default_factory=dict)
+    waiting: dict[int, tuple[Outcome, float]] = field(default_factory=dict)
+    """And until when, by the loop's clock."""
+    timer: asyncio.TimerHandle | None = None
+    timer_s: float = inf
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     is_over: bool = False
@@ -52,16 +60,16 @@ class ReplicaLink:
             stream.task = loop.create_task(self._run(stream))
         self._next_id += 1
         number = self._next_id
-        future: asyncio.Future[pb.SubmissionOutcome] = loop.create_future()
-        stream.waiting[number] = future
+        future: Outcome = loop.create_future()
+        until_s = loop.time() + timeout_s
+        stream.waiting[number] = future, until_s
+        if until_s < stream.timer_s:
+            _set_timer(stream, until_s)
         stream.unsent[number] = submission
         stream.has_news.set()
-        # Cheaper than asyncio.timeout, at thousands a second.
-        timer = loop.call_later(timeout_s, _give_up, future)
         try:
             return await future
         finally:
-            timer.cancel()
             stream.waiting.pop(number, None)
             stream.unsent.pop(number, None)
 
@@ -88,28 +96,49 @@ class ReplicaLink:
         try:
             async for response in call:
                 for outcome in response.outcomes:
-                    future = stream.waiting.pop(outcome.submission_id, None)
+                    future, _ = stream.waiting.pop(outcome.submission_id, _NOBODY)
                     if future is not None and not future.done():
                         future.set_result(outcome)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         finally:
             stream.is_over = True
+            if stream.timer is not None:
+                stream.timer.cancel()
             writing.cancel()
             call.cancel()
             await asyncio.wait({writing})
-            for future in stream.waiting.values():
+            for future, _ in stream.waiting.values():
                 if not future.done():
                     future.set_result(
                         pb.SubmissionOutcome(kind=pb.OUTCOME_KIND_UNKNOWN, reason=reason)
                     )
 
 
-def _give_up(future: asyncio.Future[pb.SubmissionOutcome]) -> None:
-    if not future.done():
-        future.set_result(
-            pb.SubmissionOutcome(kind=pb.OUTCOME_KIND_UNKNOWN, reason="no answer in time")
-        )
+_NOBODY: tuple[Outcome | None, float] = (None, 0.0)
+
+
+def _set_timer(stream: _Stream, at_s: float) -> None:
+    if stream.timer is not None:
+        stream.timer.cancel()
+    stream.timer_s = at_s
+    stream.timer = asyncio.get_running_loop().call_at(at_s, _give_up, stream)
+
+
+def _give_up(stream: _Stream) -> None:
+    """On those whose time is up; the next time for who is next."""
+    stream.timer, stream.timer_s = None, inf
+    now_s = asyncio.get_running_loop().time()
+    next_s = inf
+    for future, until_s in stream.waiting.values():
+        if until_s > now_s:
+            next_s = min(next_s, until_s)
+        elif not future.done():
+            future.set_result(
+                pb.SubmissionOutcome(kind=pb.OUTCOME_KIND_UNKNOWN, reason="no answer in time")
+            )
+    if next_s < inf:
+        _set_timer(stream, next_s)
 
 
 async def _write(call: grpc.aio.StreamStreamCall, stream: _Stream) -> None:

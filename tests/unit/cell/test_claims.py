@@ -23,6 +23,15 @@ def test_a_new_leader_knows_from_the_table() -> None:
     assert claims(rows={b"k": "a"}).claim(b"k", "b") == "a"
 
 
+def test_a_new_leader_is_told_by_who_has_a_key_and_what_was_claimed_since_stands() -> None:
+    one = claims()
+    one.told(b"k", "a")
+    assert one.claim(b"k", "b") == "a"
+    assert one.claim(b"k", "b", released_by="a") == "b"
+    one.told(b"k", "a")
+    assert one.claim(b"k", "c") == "b"
+
+
 def test_what_a_lost_scheduler_had_is_for_the_next_that_asks() -> None:
     one = claims(rows={b"k": "a"}, there={"b", "c"})
     assert [one.claim(b"k", who) for who in ("b", "c")] == ["b", "b"]

@@ -1,9 +1,9 @@
 """Two schedulers over real gRPC: one asks for a key, the other has it, and the leader says so."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import grpc
@@ -41,6 +41,7 @@ class FakeGroup:
     leader: str | None = "a"
     leads: bool = False
     silent: dict[str, float] = field(default_factory=dict)
+    unheard: list[str] = field(default_factory=list)
 
     def silent_s(self, scheduler: str) -> float | None:
         return self.silent.get(scheduler)
@@ -77,8 +78,15 @@ class Side:
         runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(self.desk), self.server)
         addresses[name] = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
 
-    async def ask(self, request_id: RequestId = R1, name: RunName = NAME) -> Collected:
+    async def ask(
+        self,
+        request_id: RequestId = R1,
+        name: RunName = NAME,
+        *,
+        preparing: Callable[[], None] = lambda: None,
+    ) -> Collected:
         async def prepare() -> Any:
+            preparing()
             return with_note(make_job(), name)
 
         await self.runs.settle(name)
@@ -156,6 +164,41 @@ async def test_a_new_leader_knows_from_the_table_who_has_a_key() -> None:
         a.hear(held(R1, holder="b", tenant="default", key=resume_key(NAME)))
         await a.ask(RequestId("r-a"))
         assert (len(a.inference.requests), len(b.inference.requests)) == (0, 1)
+
+
+async def test_a_new_leader_grants_nothing_before_the_others_have_told_what_they_have() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        a.desk.leader_is("a")  # its claims are gone, and b's row is on its way
+        a.group.unheard = ["b"]
+        asking = asyncio.create_task(a.ask(RequestId("r-a")))
+        done, _ = await asyncio.wait({asking}, timeout=0.3)
+        assert not done
+        a.desk.key_told(resume_key(NAME), "b")
+        a.group.unheard = []
+        await asyncio.wait_for(asking, WAIT_S)
+        assert (len(a.inference.requests), len(b.inference.requests)) == (0, 1)
+
+
+async def test_a_request_that_is_prepared_while_leaders_change_asks_again_before_it_begins() -> (
+    None
+):
+    async with sides() as (a, b):
+
+        def another_leader_gives_it_to(other: str) -> None:
+            for side in (a, b):
+                side.desk.leader_is("a")
+            a.desk.claim_here(resume_key(NAME), other, released_by="")
+
+        with pytest.raises(NodeUnavailable, match="scheduler a has got this idempotency-key"):
+            await b.ask(preparing=lambda: another_leader_gives_it_to("a"))
+        assert not b.inference.requests
+        await b.ask(
+            name=replace(NAME, key="k2"),
+            request_id=RequestId("r-2"),
+            preparing=lambda: b.desk.leader_is("a"),
+        )
+        assert len(b.inference.requests) == 1, "it is still b's"
 
 
 async def test_without_a_leader_a_key_is_not_run_on_suspicion(

@@ -1,5 +1,7 @@
 """Whose decision an effect is, when a leader takes over what a lost scheduler had."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdd.control.group_convert import told_to_proto
@@ -148,3 +150,32 @@ async def test_the_end_of_what_was_taken_over_is_told_here_not_to_the_scheduler_
     leader.step(OutputRecovered(node=D0, held=held, finish=make_finish()))
     assert [type(effect) for effect in leader.own] == [Announce, Complete]
     assert not leader.cluster.core.requests
+
+
+def with_key(name: str, key: bytes) -> Request:
+    request = replace(make_request(name), resume_key=key)
+    return Request(request=request, arrived_s=0.0)
+
+
+async def test_a_new_leader_says_which_keys_run_where_and_whom_it_has_not_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_desk, "SETTLE_S", 60.0)
+    leader = Leader(addresses={"s0": "a", "s1": "b", "s2": "c", "s3": "d"})
+    leader.desk.leader_is("s3")
+    leader.step(LeadershipChanged(leads=False))
+    leader.step(RequestArrived(request=with_key("own", b"k0").request))
+    keys: dict[bytes, str] = {}
+    leader.desk.on_key_told = keys.__setitem__
+    leader.desk.leader_is("s0")
+    assert leader.desk.unheard == ["s1", "s2"], "the former leader is lost, as far as one knows"
+    for name, told in (("s1", "r1"), ("s2", "r2"), ("s3", "r3")):
+        session = HolderSession(name)
+        leader.desk.holder_attached(session)
+        item = told_to_proto(with_key(told, told.encode()), output_token_count=0, now_s=0.0)
+        leader.desk.holder_said(session, item)
+        assert (name in leader.desk.unheard) is (name != "s3")
+        leader.desk.holder_said(session, decisions_pb2.HolderItem(all_told=decisions_pb2.AllTold()))
+    assert leader.desk.unheard == []
+    assert leader.desk.leads, "all have told"
+    assert keys == {b"k0": "s0", b"r1": "s1", b"r2": "s2", b"r3": "s3"}

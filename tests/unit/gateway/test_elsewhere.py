@@ -65,6 +65,7 @@ class Others:
         self.found: Shown | PddError | None = None
         self.told: PddError | None = None
         self.has_it = False
+        self.lost_key: PddError | None = None
         self.ended: list[tuple[RequestId, str]] = []
         self.claim_count = 0
         self.known: Sequence[int] = ()
@@ -75,6 +76,10 @@ class Others:
         self.claim_count += 1
         await self.may_answer.wait()
         return self.claimed
+
+    async def confirm(self, resume_key: bytes) -> None:
+        if self.lost_key is not None:
+            raise self.lost_key
 
     async def find(
         self, request_id: RequestId, *, tenant: str, known_token_counts: Sequence[int] = ()
@@ -223,6 +228,17 @@ async def test_a_request_that_is_only_shown_here_is_ended_where_it_runs() -> Non
     await rig.runs.end(R1, tenant="default")
     assert sink.over, "it is this one's now"
     assert len(rig.others.ended) == 1
+
+
+async def test_a_key_that_another_scheduler_has_got_meanwhile_is_not_begun() -> None:
+    rig = Rig()
+    rig.others.lost_key = NodeUnavailable("scheduler-1 has got it")
+    with pytest.raises(NodeUnavailable, match="has got it"):
+        await rig.ask()
+    assert not rig.inference.requests
+    rig.others.lost_key = None
+    await rig.ask()
+    assert len(rig.inference.requests) == 1
 
 
 async def test_a_request_that_is_not_here_is_ended_where_it_is_known_to_be() -> None:
