@@ -6,13 +6,14 @@ with their inputs and scores, and counts the others by what dropped them. Of wha
 digits are kept.
 """
 
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import itemgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,8 +31,7 @@ _INPUTS = (
     *("transfer_s", "inbound_s", "unpromised_blocks", "sequences", "load", "is_preferred"),
 )
 _NONE_OTHER: Mapping[str, int] = MappingProxyType({})
-_DECISION_BYTES, _PATH_INPUTS_BYTES = 280, 360
-_CHOICE_BYTES, _DROPPED_BYTES, _NAMES_BYTES = 190, 220, 430
+_HEAD_BYTES, _CHOICE_BYTES, _DROPPED_BYTES, _NAMES_BYTES = 430, 70, 220, 430
 """What the objects of a kept decision take besides its columns (CPython 3.11, 64 bits)."""
 
 
@@ -104,10 +104,10 @@ class DecisionRecord:
         return self.prefill, self.decode
 
 
-class PackedChoice(NamedTuple):
-    """Columns are float32: ``inputs`` ``(INPUT_COUNT, names)``, ``marks`` as in ``Choice``, of the
-    names that were not dropped. ``dropped``: position among ``names``, filter, why.
-    ``other_count``: as in ``ChoiceRecord``."""
+class _Choice(NamedTuple):
+    """A choice as it is kept. Columns are float32: ``inputs`` ``(INPUT_COUNT, names)``, ``marks``
+    as in ``Choice``, of the names that were not dropped. ``dropped``: position among ``names``,
+    filter, why. ``other_count``: as in ``ChoiceRecord``."""
 
     names: tuple[NodeName, ...]
     chosen_at: int
@@ -119,8 +119,8 @@ class PackedChoice(NamedTuple):
     marks: bytes
 
 
-class PackedDecision(NamedTuple):
-    """``size_bytes``: what keeping it takes, about."""
+class _Head(NamedTuple):
+    """What comes before the choices."""
 
     size_bytes: int
     decided_s: float
@@ -131,20 +131,26 @@ class PackedDecision(NamedTuple):
     tenant: str
     waited_s: float
     repeated_count: int
-    prefill: PackedChoice | None
-    decode: PackedChoice | None
-    path_inputs: PathInputs | None
+    path_inputs: bytes
 
 
-def pack(decision: Decision, *, repeated_count: int = 0) -> PackedDecision:
+Packed: TypeAlias = tuple[Any, ...]
+"""The fields of a ``_Head``, then those of a ``_Choice`` for prefill and for decode, flat: as one
+object each they would be what Python's collector looks at most often."""
+_HEAD_COUNT, _CHOICE_COUNT = len(_Head._fields), len(_Choice._fields)
+_NO_CHOICE: Packed = (None,) * _CHOICE_COUNT
+_PATH_INPUTS = struct.Struct(f"<{len(PathInputs._fields)}d")
+
+
+def pack(decision: Decision, *, repeated_count: int = 0) -> Packed:
     """The candidates as they are now: their nodes go on changing."""
     considered = decision.considered
     prefill, decode = _pack_choice(considered.prefill), _pack_choice(considered.decode)
-    size_bytes = _DECISION_BYTES + len(decision.reason)
-    if considered.path_inputs is not None:
-        size_bytes += _PATH_INPUTS_BYTES
-    return PackedDecision(
-        size_bytes + _size_bytes(prefill) + _size_bytes(decode),
+    inputs = considered.path_inputs
+    path_inputs = b"" if inputs is None else _PATH_INPUTS.pack(*inputs)
+    own_bytes = _HEAD_BYTES + len(decision.reason) + len(path_inputs)
+    return (
+        own_bytes + _size_bytes(prefill) + _size_bytes(decode),
         decision.decided_s,
         decision.generation,
         decision.outcome,
@@ -153,55 +159,69 @@ def pack(decision: Decision, *, repeated_count: int = 0) -> PackedDecision:
         decision.tenant,
         decision.waited_s,
         repeated_count,
-        prefill,
-        decode,
-        considered.path_inputs,
+        path_inputs,
+        *prefill,
+        *decode,
     )
 
 
-def unpack(request_id: RequestId, packed: PackedDecision) -> DecisionRecord:
+def head(packed: Packed) -> _Head:
+    """All but the choices."""
+    return _Head._make(packed[:_HEAD_COUNT])
+
+
+def size_bytes(packed: Packed) -> int:
+    """What keeping it takes, about."""
+    size: int = packed[0]
+    return size
+
+
+def decided_s(packed: Packed) -> float:
+    """When it was made."""
+    moment_s: float = packed[1]
+    return moment_s
+
+
+def unpack(request_id: RequestId, packed: Packed) -> DecisionRecord:
     """In words what ``pack`` made."""
-    inputs = packed.path_inputs
+    told, choices = head(packed), packed[_HEAD_COUNT:]
+    values = _PATH_INPUTS.unpack(told.path_inputs) if told.path_inputs else ()
     return DecisionRecord(
         request_id=request_id,
-        generation=packed.generation,
-        decided_s=packed.decided_s,
-        outcome=packed.outcome,
-        path=packed.path,
-        reason=packed.reason,
-        tenant=packed.tenant,
-        waited_s=packed.waited_s,
-        repeated_count=packed.repeated_count,
-        prefill=_unpack_choice(packed.prefill),
-        decode=_unpack_choice(packed.decode),
-        path_inputs=(
-            {} if inputs is None else {name: float(one) for name, one in inputs._asdict().items()}
-        ),
+        generation=told.generation,
+        decided_s=told.decided_s,
+        outcome=told.outcome,
+        path=told.path,
+        reason=told.reason,
+        tenant=told.tenant,
+        waited_s=told.waited_s,
+        repeated_count=told.repeated_count,
+        prefill=_unpack_choice(choices[:_CHOICE_COUNT]),
+        decode=_unpack_choice(choices[_CHOICE_COUNT:]),
+        path_inputs=dict(zip(PathInputs._fields, values, strict=False)),
     )
 
 
-def _size_bytes(choice: PackedChoice | None) -> int:
-    if choice is None:
+def _size_bytes(choice: Packed) -> int:
+    if choice is _NO_CHOICE:
         return 0
-    size_bytes = _CHOICE_BYTES + len(choice.inputs) + len(choice.marks)
-    if choice.other_count:
-        size_bytes += _NAMES_BYTES
-    return size_bytes + _DROPPED_BYTES * len(choice.dropped)
+    *_, dropped, others, _, inputs, marks = choice
+    taken_bytes = _CHOICE_BYTES + len(inputs) + len(marks) + _DROPPED_BYTES * len(dropped)
+    return taken_bytes + _NAMES_BYTES if others else taken_bytes
 
 
-def _pack_choice(choice: Choice | None) -> PackedChoice | None:
+def _pack_choice(choice: Choice | None) -> Packed:
     if choice is None:
-        return None
+        return _NO_CHOICE
     candidates, marks = choice.candidates, choice.marks
     if len(candidates) > _CANDIDATE_COUNT_MAX:
         return _pack_best(choice)
-    return PackedChoice(
+    dropped = choice.dropped
+    return (
         candidates.names,
         choice.chosen_at,
         _preferred(choice),
-        tuple((at, name, choice.why_dropped(at)) for at, name in choice.dropped.items())
-        if choice.dropped
-        else (),
+        tuple([(at, name, choice.why_dropped(at)) for at, name in dropped.items()]),
         _NONE_OTHER,
         choice.profile.scorer_names,
         _packed(candidates.table[:INPUT_COUNT]),
@@ -209,7 +229,7 @@ def _pack_choice(choice: Choice | None) -> PackedChoice | None:
     )
 
 
-def _pack_best(choice: Choice) -> PackedChoice:
+def _pack_best(choice: Choice) -> Packed:
     """The chosen one, then by score, then those that were dropped."""
     candidates, marks, left = choice.candidates, choice.marks, choice.left
     ranks = np.arange(0)  # among those left
@@ -226,7 +246,7 @@ def _pack_best(choice: Choice) -> PackedChoice:
     left_count = len(candidates) - len(choice.dropped)
     if left_count > len(best):
         others[""] = left_count - len(best)
-    return PackedChoice(
+    return (
         itemgetter(*shown)(candidates.names),
         shown.index(choice.chosen_at) if choice.chosen_at >= 0 else -1,
         _preferred(choice),
@@ -250,10 +270,11 @@ def _packed(table: Table) -> bytes:
     return table.astype(_FLOAT).tobytes()
 
 
-def _unpack_choice(packed: PackedChoice | None) -> ChoiceRecord | None:
+def _unpack_choice(fields: Packed) -> ChoiceRecord | None:
     """The chosen one, then by score and name."""
-    if packed is None:
+    if fields == _NO_CHOICE:
         return None
+    packed = _Choice._make(fields)
     inputs = np.frombuffer(packed.inputs, dtype=_FLOAT).reshape(INPUT_COUNT, -1).T.tolist()
     marks = np.frombuffer(packed.marks, dtype=_FLOAT).reshape(len(packed.scorers) + 1, -1).T
     rows = iter(marks.tolist())

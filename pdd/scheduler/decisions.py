@@ -11,8 +11,11 @@ from pdd.scheduler.decision_record import (
     Decision,
     DecisionRecord,
     Outcome,
-    PackedDecision,
+    Packed,
+    decided_s,
+    head,
     pack,
+    size_bytes,
     unpack,
 )
 
@@ -30,7 +33,7 @@ class DecisionLog:
         self._count_max = count_max
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
-        self._kept: OrderedDict[RequestId, tuple[PackedDecision, ...]] = OrderedDict()
+        self._kept: OrderedDict[RequestId, tuple[Packed, ...]] = OrderedDict()
 
     def keep(self, decision: Decision) -> None:
         """Add one. A request that waits for the same attempt as before only counts up."""
@@ -38,7 +41,7 @@ class DecisionLog:
         self._size_bytes -= _size_bytes(kept)
         repeated_count = 0
         if kept and decision.outcome is Outcome.WAITS:
-            last = kept[-1]
+            last = head(kept[-1])
             if last.outcome is Outcome.WAITS and last.generation == decision.generation:
                 repeated_count = last.repeated_count + 1
                 kept = kept[:-1]
@@ -67,7 +70,7 @@ class DecisionLog:
     def _forget(self, now_s: float) -> None:
         while self._kept:
             oldest = next(iter(self._kept.values()))
-            if now_s - oldest[-1].decided_s <= self._memory_s:
+            if now_s - decided_s(oldest[-1]) <= self._memory_s:
                 return
             self._drop_oldest()
 
@@ -76,5 +79,5 @@ class DecisionLog:
         self._size_bytes -= _size_bytes(kept)
 
 
-def _size_bytes(kept: tuple[PackedDecision, ...]) -> int:
-    return sum(packed.size_bytes for packed in kept) + _ENTRY_BYTES if kept else 0
+def _size_bytes(kept: tuple[Packed, ...]) -> int:
+    return sum(map(size_bytes, kept)) + _ENTRY_BYTES if kept else 0
