@@ -1,5 +1,6 @@
 """What an operator changes while the cluster runs: overrides of the configuration, and quotas."""
 
+from pdd.cell.codec import TEXT_MAX_CHARS
 from pdd.cell.operations import OverrideRemoved, OverrideSet, QuotaRemoved, QuotaSet, Status
 from pdd.cell.state import OVERRIDES_MAX, QUOTAS_MAX
 from pdd.config.runtime import overridden
@@ -12,6 +13,8 @@ from pdd.daemon.agreed_settings import usable
 from pdd.daemon.agreement import Agreement, NotSayable
 from pdd.gateway.tenants import check_tenant
 from pdd.rpc.v1 import settings_pb2
+
+_KEY_MAX_CHARS = 128
 
 
 class SettingsDesk:
@@ -26,8 +29,10 @@ class SettingsDesk:
     async def set_override(self, key: str, value: str | None) -> bool:
         """See ``SettingsOperator``."""
         state = self._agreement.state
+        _check_length("key", key, _KEY_MAX_CHARS)
         if value is None:
             return await self._say(OverrideRemoved(key=key)) is Status.APPLIED
+        _check_length("value", value, TEXT_MAX_CHARS)
         try:
             overridden(self._config, {key: value})
             others, _ = usable(self._config, state)
@@ -92,3 +97,9 @@ class SettingsDesk:
         section, key = split_name(name)
         values = self._config.model_dump(mode="json", by_alias=True).get(section, {})
         return value_text(values[key]) if key in values else ""
+
+
+def _check_length(what: str, text: str, max_chars: int) -> None:
+    """What is refused is repeated, and of a status 8 KB arrive: no more than fits is looked at."""
+    if len(text) > max_chars:
+        raise SettingRefused(f"{what} has {len(text)} characters; it must have at most {max_chars}")

@@ -50,6 +50,22 @@ async def test_what_does_not_fit_is_not_said() -> None:
     assert (len(agreement.state.overrides), len(agreement.state.quotas)) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        (MODE, "\U0001f600" * 513, "value has 513 characters; it must have at most 512"),
+        (MODE + "x" * 200, "local", "key has 219 characters; it must have at most 128"),
+        (MODE + "x" * 200, None, "key has 219 characters; it must have at most 128"),
+    ],
+)
+async def test_what_is_too_long_to_be_repeated_is_refused_by_its_length(
+    key: str, value: str | None, why: str
+) -> None:
+    settings, _ = desk()
+    with pytest.raises(SettingRefused, match=f"^{why}$"):
+        await settings.set_override(key, value)
+
+
 async def test_quotas_are_agreed_on_and_listed() -> None:
     settings, _ = desk()
     assert await settings.set_quota("acme", 3)
