@@ -19,6 +19,7 @@ import numpy as np
 
 from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import DEFAULT_TENANT, Path
+from pdd.core.values import frozen
 from pdd.scheduler.policy.decider import PathInputs
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
@@ -43,7 +44,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(slots=True, kw_only=True)
+@frozen
 class Decision:
     """One decision about one attempt. Times on the driver's clock."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdd.core.identity import NodeIdentity, NodeName, Role
+from pdd.core.values import frozen
 from pdd.scheduler.nodes import Node
 
 KEY_SIZE_BYTES = 16
@@ -46,7 +47,7 @@ class NoDirectory:
         return {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Home:
     """Where a prefix went first, and has a preference for since."""
 
@@ -77,7 +78,7 @@ class Chain:
 NO_CHAIN = Chain(b"")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Preference:
     """``block_count`` leading blocks went to ``node`` before."""
 
@@ -155,7 +156,7 @@ class Homes:
     def remember(self, chain: Chain, *, caller: bytes, node: Node, now_s: float) -> None:
         """A request went to ``node``. What has a home keeps it."""
         homes = self._homes
-        home = _Home(node.identity, node.cache_generation, now_s)
+        home = _Home(identity=node.identity, cache_generation=node.cache_generation, since_s=now_s)
         for key in chain.strides:
             homes.setdefault(key, home)
         if chain.block_count % _STRIDE:

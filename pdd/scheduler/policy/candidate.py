@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.requests import GenerateRequest
+from pdd.core.values import frozen
 from pdd.scheduler.nodes import Node
 from pdd.scheduler.pools import (
     GROWTH,
@@ -25,7 +26,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 
-class Question(NamedTuple):
+@frozen
+class Question:
     """One request that needs a place.
 
     ``token_count``: prompt tokens. ``granted_output_tokens``: output to reserve for now, at most

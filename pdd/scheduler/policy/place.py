@@ -1,14 +1,13 @@
 """One request, all nodes: the decision, with everything that it rests on."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from heapq import nsmallest
-from typing import NamedTuple
 
 import numpy as np
 
 from pdd.core.identity import NodeName, Role
 from pdd.core.requests import Path, PlannedPull
+from pdd.core.values import frozen
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node, not_ready_reason
 from pdd.scheduler.policy.candidate import Candidate, Candidates, Mask, Question
@@ -45,7 +44,8 @@ from pdd.scheduler.settings import PathMode, SchedulerSettings
 _REASON_COUNT_MAX = 3
 
 
-class Considered(NamedTuple):
+@frozen
+class Considered:
     """What a decision rests on; a choice is None where none was to make."""
 
     prefill: Choice | None = None
@@ -53,7 +53,8 @@ class Considered(NamedTuple):
     path_inputs: PathInputs | None = None
 
 
-class Placement(NamedTuple):
+@frozen
+class Placement:
     """A decision. ``decode`` is None when the prefill node's one token is the whole answer."""
 
     path: Path
@@ -71,7 +72,7 @@ class Placement(NamedTuple):
         return self.pull.token_count - self.prefill.cached_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NoRoom:
     """Nothing can take the request now.
 

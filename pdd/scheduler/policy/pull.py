@@ -5,9 +5,8 @@ turns. They can go over before the prompt's rest is computed. The package's firs
 way of the blocks, and tells what is done when they do not come.
 """
 
-from dataclasses import dataclass
-
 from pdd.core.requests import PlannedPull
+from pdd.core.values import frozen
 from pdd.scheduler.policy.candidate import Candidate
 from pdd.scheduler.settings import PullMode
 
@@ -17,7 +16,7 @@ _WAIT_S_MIN, _WAIT_S_MAX = 0.5, 10.0
 leaves a busy machine its time for the round trips, the upper one the client its patience."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PullInputs:
     """``end_tokens``: the prompt's first tokens that the decode node holds, whole blocks.
     ``tokens``: of these, what the prefill node lacks; 0 where it cannot have them from there.
