@@ -19,6 +19,8 @@ from pdd.scheduler.roles import ends
 from pdd.scheduler.state import State
 
 _NOTE_INTERVAL_S = 1.0
+_EARLY_PAUSE_S = 0.05
+"""For whom it is too early is not looked at again before; nor counted among those looked at."""
 _RETRY_AFTER_S_MIN = 1.0
 _RETRY_AFTER_S_MAX = 60.0
 _RETRY_AFTER_S_UNKNOWN = 5.0
@@ -68,6 +70,7 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
         if (late := _predicted_too_late(state, request, now_s)) is not None:
             return _refuse(state, request, now_s, late, verdict)
         request.blocked_s = None if verdict.is_own else now_s
+        request.early_s = now_s if verdict.is_early else None
     state.add(request)
     if isinstance(verdict, Placement) and len(state.queue) < _unseen_from(state):
         # Whoever waits has just been looked at and could not use the room that this one can.
@@ -126,6 +129,7 @@ def ask(state: State, request: Request, now_s: float) -> Question:
         resumes=request.interruption if request.first_token_s is not None else "",
         avoid=[node for node, until_s in request.rests_until_s.items() if until_s > now_s],
         held=waiting.held_for_others(state, request.id, is_long=is_long),
+        waited_s=max(now_s - request.arrived_s, 0.0),
     )
 
 
@@ -154,9 +158,13 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
     effects: list[Effect] = []
     refused: list[_Refused] = []
     is_first = True
-    for index, request in enumerate(waiting.in_turn(state, now_s)):
-        if index >= _unseen_from(state):
+    examined_count = 0
+    for request in waiting.in_turn(state, now_s):
+        if request.early_s is not None and now_s - request.early_s < _EARLY_PAUSE_S:
+            continue
+        if examined_count >= _unseen_from(state):
             break
+        examined_count += 1
         question = ask(state, request, now_s)
         shape = _shape(question)
         keeps = state.kept_for is not None and state.kept_for[0] == request.id
@@ -170,6 +178,7 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
             effects += _place(state, request, question, verdict)
             continue
         _note_waiting(state, request, now_s, verdict)
+        request.early_s = now_s if verdict.is_early else None
         if verdict.is_own:
             continue
         if request.blocked_s is None:

@@ -34,7 +34,9 @@ def start(state: State, request: Request, question: Question, placement: Placeme
     request.grant(question.granted_output_tokens)
     if request.blocked_s is not None:
         request.waited_for_prefill = state.roles.waits_for_prefill
-    request.blocked_s = None
+    if request.early_s is not None:
+        request.waited_for_prefill = True
+    request.blocked_s = request.early_s = None
     request.first_tokens = {}
     state.counts.placed += 1
     state.policy.remember(question, placement)

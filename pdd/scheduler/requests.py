@@ -48,6 +48,7 @@ class Request:
     ``is_whole``: it is only placed where its longest output fits, and keeps its blocks to its end.
     ``interruption``: why the present attempt is not the first; empty for the first.
     ``blocked_s``: since when it could be placed but for room; None while nothing blocks it.
+    ``early_s``: when it was last seen that a place would be kept for it too early; None if not.
     ``noted_s``: when its waiting was last put on record.
     ``cached_guess``: node and prompt tokens that it was believed to hold at the last placement.
     ``waited_for_prefill``: what kept it waiting was that prompts took long.
@@ -66,6 +67,7 @@ class Request:
     is_whole: bool = False
     interruption: str = ""
     blocked_s: float | None = None
+    early_s: float | None = None
     noted_s: float | None = None
     cached_guess: tuple[NodeName, int] | None = None
     phase: Phase = Phase.QUEUED

@@ -42,6 +42,10 @@ from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDire
 from pdd.scheduler.settings import PathMode, SchedulerSettings
 
 _REASON_COUNT_MAX = 3
+_EARLY_FULLS = 4
+"""Prompts ahead of a new one may fill its prefill node so many times before it is too early."""
+_EARLY_AGEING = 8
+"""A second's wait counts as a second less of them, divided by this."""
 
 
 @frozen
@@ -77,14 +81,16 @@ class NoRoom:
     """Nothing can take the request now.
 
     ``ever``: whether waiting for the present nodes can help. ``is_own``: the obstacle is this
-    request's own, not that the nodes are full: no room is kept for it. ``field``: of the request,
-    which asks for too much where waiting cannot help.
+    request's own, not that the nodes are full: no room is kept for it. ``is_early``: there is room,
+    which it could not use for long. ``field``: of the request, which asks for too much where
+    waiting cannot help.
     """
 
     reason: str
     ever: bool
     considered: Considered
     is_own: bool = False
+    is_early: bool = False
     field: str = "max_tokens"
 
 
@@ -170,6 +176,10 @@ class Policy:
             considered = Considered(
                 prefill=prefill_choice, decode=decode_choice, path_inputs=inputs
             )
+            if path is Path.DISAGGREGATED and (early := self._too_early(question, source)):
+                return NoRoom(
+                    reason=early, ever=True, is_own=True, is_early=True, considered=considered
+                )
         return Placement(
             path=path,
             prefill=source if path is Path.DISAGGREGATED else None,
@@ -305,6 +315,25 @@ class Policy:
             if name is not None:
                 return known, Preference(node=name, block_count=0)
         return known, None
+
+    def _too_early(self, question: Question, source: Candidate) -> str:
+        """Why a decode node would keep room for this prompt long before it is needed; empty: it
+        would not.
+
+        A prefill node computes prompts by what is left of them, so a short one is never early. Long
+        ones would otherwise hold every sequence and block of the decode nodes while they wait for
+        their turn, and the short ones that the prefill node could compute at once would wait here.
+        """
+        per_s = self._estimates.prefill(source.name).per_s
+        full_s = self._settings.policy.prefill_full_s
+        most = (_EARLY_FULLS * full_s + question.waited_s / _EARLY_AGEING) * per_s
+        node = source.node
+        if node.queued_token_count <= most:
+            return ""
+        ahead = sum(one for one in node.queued_tokens.values() if one <= source.remainder_tokens)
+        if ahead <= most:
+            return ""
+        return f"{ahead / per_s:.1f} s of prompts no longer than this one are ahead on {node.name}"
 
     def _pull_inputs(self, question: Question, source: Candidate, target: Candidate) -> PullInputs:
         end_tokens, tokens = missing_tokens(source, target)

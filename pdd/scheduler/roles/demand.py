@@ -84,6 +84,7 @@ def measure(state: State, *, now_s: float) -> Measured:
     busy = float(sum(bool(node.queued_tokens) for node in prefills))
     ahead_s = sum(_ahead_s(state, node, now_s) for node in prefills)
     ahead_s += use.promised_fraction * _prompts_s(state, waiting, prefills)
+    ahead_s += _prompts_s(state, _early(state), prefills)
     decode = use.running + (1.0 - use.promised_fraction) * _outputs_nodes(
         state, waiting, decodes, settings
     )
@@ -99,6 +100,12 @@ def measure(state: State, *, now_s: float) -> Measured:
 def _ahead_s(state: State, node: Node, now_s: float) -> float:
     per_s = state.estimates.prefill(node.name).per_s
     return node.backlog_tokens(tokens_per_s=per_s, now_s=now_s) / per_s
+
+
+def _early(state: State) -> list[Request]:
+    """Those that wait for prompts ahead of theirs, and hold nothing meanwhile."""
+    queued = map(state.requests.__getitem__, state.queue)
+    return [request for request in queued if request.early_s is not None]
 
 
 def _prompts_s(state: State, waiting: list[Request], prefills: list[Node]) -> float:

@@ -1,0 +1,127 @@
+"""Long prompts that would wait at their prefill node wait at the scheduler, without room elsewhere.
+
+A prefill node is believed to compute 1,000 tokens a second, so that 8 s are 8,000 tokens.
+"""
+
+from typing import Any
+
+from pdd.core.frames import FinishReason
+from pdd.core.identity import NodeName, RequestId, Role
+from pdd.scheduler.effects import Effect, Submit
+from pdd.scheduler.events import FirstTokenSampled, RequestArrived, RequestCancelled, Tick
+from pdd.scheduler.requests import Phase
+from pdd.scheduler.roles.demand import measure
+from pdd.scheduler.settings import EstimateSettings
+from tests.builders import Cluster, make_finish, make_joined, make_request
+
+SHORT, LONG = 60, 3000
+
+
+def make_cluster(**changes: Any) -> Cluster:
+    decode = make_joined("decode-0", block_count=10_001, max_num_seqs=8)
+    prefill = make_joined("prefill-0", block_count=10_001)
+    estimates = EstimateSettings(prefill_tokens_per_s=1000.0)
+    return Cluster(prefill, decode, estimates=estimates, node_silence_s=1e6, **changes)
+
+
+def ask(cluster: Cluster, name: str, tokens: int, **fields: Any) -> list[str]:
+    """Who is placed by that."""
+    request = make_request(name, prompt_token_count=tokens, max_tokens=4, **fields)
+    return placed(cluster.step(RequestArrived(request=request)))
+
+
+def placed(effects: list[Effect]) -> list[str]:
+    names = [effect.request.request_id for effect in effects if isinstance(effect, Submit)]
+    return list(dict.fromkeys(names))
+
+
+def waiting(cluster: Cluster) -> list[str]:
+    return [name for name, one in cluster.core.requests.items() if one.phase is Phase.QUEUED]
+
+
+def test_three_long_prompts_are_sent_ahead_and_the_others_hold_nothing_while_they_wait() -> None:
+    cluster = make_cluster()
+    for index in range(20):
+        ask(cluster, f"long {index}", LONG)
+    assert waiting(cluster) == [f"long {index}" for index in range(3, 20)]
+    decode = cluster.core.nodes[NodeName("decode-0")]
+    assert decode.sequence_count == 3
+
+
+def test_a_short_prompt_passes_them() -> None:
+    cluster = make_cluster()
+    for index in range(20):
+        ask(cluster, f"long {index}", LONG)
+    assert ask(cluster, "short", SHORT) == ["short"]
+
+
+def test_so_it_does_when_more_wait_than_are_looked_at() -> None:
+    cluster = make_cluster()
+    for index in range(200):
+        ask(cluster, f"long {index}", LONG)
+    assert len(waiting(cluster)) == 197
+    assert ask(cluster, "short", SHORT) == ["short"]
+
+
+def test_short_prompts_of_which_there_is_too_much_wait_for_each_other() -> None:
+    cluster = make_cluster()
+    names = [f"short {index}" for index in range(200)]
+    decode = cluster.core.nodes[NodeName("decode-0")]
+    for name in names:
+        ask(cluster, name, SHORT)
+    assert decode.sequence_count == 8, "for room"
+
+
+def test_the_next_one_goes_when_a_prompt_before_it_is_computed() -> None:
+    cluster = make_cluster()
+    for index in range(5):
+        ask(cluster, f"long {index}", LONG)
+    sampled = FirstTokenSampled(
+        request_id=RequestId("long 0"),
+        generation=0,
+        node=NodeName("prefill-0"),
+        token_id=7,
+        finish=make_finish(FinishReason.HANDOVER),
+    )
+    assert placed(cluster.step(sampled, after_s=3.0)) == ["long 3"]
+    assert waiting(cluster) == ["long 4"]
+
+
+def test_the_next_one_goes_when_one_before_it_is_cancelled() -> None:
+    cluster = make_cluster()
+    for index in range(5):
+        ask(cluster, f"long {index}", LONG)
+    gone = RequestCancelled(request_id=RequestId("long 1"))
+    assert placed(cluster.step(gone, after_s=0.1)) == ["long 3"]
+    assert placed(cluster.step(RequestCancelled(request_id=RequestId("long 4")))) == []
+    assert waiting(cluster) == []
+
+
+def test_who_waits_long_goes_however_many_shorter_ones_come() -> None:
+    """Ever so many of them, faster than they are computed."""
+    cluster = make_cluster()
+    for index in range(3):
+        ask(cluster, f"long {index}", LONG)
+    assert ask(cluster, "longer", 2 * LONG) == []
+    assert placed(cluster.step(Tick(), after_s=7.0)) == []
+    assert placed(cluster.step(Tick(), after_s=2.0)) == ["longer"]
+
+
+def test_it_is_work_for_the_prefill_nodes_and_no_room_is_kept_for_it() -> None:
+    cluster = make_cluster()
+    for index in range(20):
+        ask(cluster, f"long {index}", LONG)
+    state = cluster.core._state
+    measured = measure(state, now_s=cluster.now_s)
+    waits_s = 20 * LONG / 1000.0
+    assert measured.nodes[Role.PREFILL] == 1 + waits_s / state.settings.roles.backlog_horizon_s
+    cluster.step(Tick(), after_s=state.settings.queue.patience_s + 1.0)
+    assert state.kept_for is None
+
+
+def test_a_decision_says_what_it_waits_for() -> None:
+    cluster = make_cluster()
+    for index in range(4):
+        ask(cluster, f"long {index}", LONG)
+    (decision,) = cluster.core.why(RequestId("long 3"), now_s=cluster.now_s)
+    assert decision.reason == "9.0 s of prompts no longer than this one are ahead on prefill-0"
