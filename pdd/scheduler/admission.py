@@ -88,7 +88,7 @@ def _above_quota(state: State, request: Request, now_s: float) -> AdmissionRejec
     if limit is None or not state.leads or state.tenants[tenant] < limit:
         return None
     state.counts.rejected_quota += 1
-    advice = "try again when one has ended" if limit else "nothing of it is taken until it is raised"
+    advice = "try again when one has ended" if limit else "nothing of it is taken until raised"
     return AdmissionRejected(
         f"tenant {tenant!r} has {state.tenants[tenant]} requests, its quota is {limit} at a time: "
         f"{advice}",
