@@ -21,7 +21,8 @@ from pdd.connector.metadata import StepMetadata
 from pdd.connector.process import die_with_parent
 from pdd.connector.scheduler_side import SchedulerSide, told_by_workers
 from pdd.connector.step_limiter import StepLimiter
-from pdd.connector.worker_side import WorkerSettings, WorkerSide
+from pdd.connector.worker_settings import WorkerSettings
+from pdd.connector.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     import torch

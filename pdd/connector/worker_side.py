@@ -2,27 +2,16 @@
 
 It feeds the transfer engine with what the scheduler half saw, and reports to vLLM. Three threads
 meet here: the model thread (vLLM's hooks), the transfer engine's own thread, and the link's
-thread. State below is guarded by one lock, held for microseconds only.
-
-When a request is reported to vLLM (each exactly once; vLLM asserts on a second time):
-
-* *sent*, a prefill job: the transfer engine says that nothing reads its blocks any more **and**
-  vLLM has announced the request as finished **and** nothing writes a pulled prefix to them.
-* *received*, a decode job: every block is verified or given up, nothing can write to them any
-  more, nothing reads what it lends **and** the first token is known (or the request was cancelled
-  meanwhile); a prefill job that pulls: as a decode job, but there is no first token to wait for.
-
-A *loan* is the cached prefix of a decode job that waits for its blocks. It ends with that wait.
+thread. What is known of the jobs is in a book (``worker_book``), guarded by one lock that is held
+for microseconds only.
 """
 
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdd.connector.device_order import AtOnce, DeviceOrder, order_of
 from pdd.connector.fingerprint import pool_fingerprint
@@ -30,8 +19,6 @@ from pdd.connector.link_client import LinkClient
 from pdd.connector.link_messages import (
     AskConnections,
     AskTable,
-    Blocks,
-    Connections,
     ConnectRank,
     Control,
     Counters,
@@ -40,10 +27,7 @@ from pdd.connector.link_messages import (
     FirstToken,
     Hello,
     LinkMessage,
-    LoadFailed,
     Progress,
-    Pulled,
-    Ready,
     Table,
 )
 from pdd.connector.metadata import (
@@ -54,30 +38,21 @@ from pdd.connector.metadata import (
     WorkerMetadata,
 )
 from pdd.connector.pool import pool_of
-from pdd.core.blocks import NAMED_COUNT_MAX, BlockCensus
+from pdd.connector.worker_book import Outcome, Target, WorkerBook
+from pdd.connector.worker_messages import (
+    blocks_of,
+    connections_of,
+    control_message,
+    outcome_message,
+    peer_of,
+)
+from pdd.connector.worker_settings import WorkerSettings
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.transfer.engine import TransferEngine
-from pdd.transfer.settings import TransferFaults, TransferSettings
-from pdd.transfer.values import (
-    Connection,
-    Peer,
-    SourceReleased,
-    TargetCancelled,
-    TargetCompleted,
-    TargetFailed,
-    TransferEvent,
-)
+from pdd.transfer.values import Peer, TargetFailed, TransferEvent
 
 if TYPE_CHECKING:
     import torch
-
-_EARLY_FIRST_TOKENS_MAX = 4096
-"""First tokens whose decode job has not reserved blocks yet. At the bound the oldest is dropped;
-its job then runs into its deadline and is planned anew."""
-
-_GONE_TARGETS_MAX = 4096
-"""Decode jobs that are over, remembered so that a late first token is not kept for them. At the
-bound the oldest is forgotten; a token that is later still counts among the early ones."""
 
 _ASKED_KEYS_MAX = 64
 """Block tables asked for in one step. At the bound the oldest question stays unanswered."""
@@ -88,63 +63,6 @@ _SWITCH_INTERVAL_S = 0.0005
 _FENCE_TIMEOUT_S = 15.0
 """Longer than the transfer engine takes to force the end of a read (``quiesce_timeout_s``, then it
 closes the endpoint)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What the daemon passes through ``kv_connector_extra_config["pdd"]``."""
-
-    socket_name: str
-    secret: str
-    identity: NodeIdentity
-    transfer: TransferSettings
-
-    def to_extra_config(self) -> dict[str, Any]:
-        """Plain values only: vLLM hashes and pickles its configuration."""
-        return {
-            "socket_name": self.socket_name,
-            "secret": self.secret,
-            "name": self.identity.name,
-            "uuid": self.identity.uuid,
-            "boot_epoch": self.identity.boot_epoch,
-            "transfer": asdict(self.transfer),
-        }
-
-    @classmethod
-    def from_extra_config(cls, extra: dict[str, Any]) -> "WorkerSettings":
-        """Inverse of ``to_extra_config``."""
-        return cls(
-            socket_name=extra["socket_name"],
-            secret=extra["secret"],
-            identity=NodeIdentity(
-                name=NodeName(extra["name"]), uuid=extra["uuid"], boot_epoch=extra["boot_epoch"]
-            ),
-            transfer=TransferSettings(
-                **{**extra["transfer"], "faults": TransferFaults(**extra["transfer"]["faults"])}
-            ),
-        )
-
-
-_Outcome = TargetCompleted | TargetFailed | TargetCancelled
-
-
-@dataclass(slots=True)
-class _Target:
-    request_id: str
-    first_index: int
-    block_ids: tuple[int, ...]
-    is_pull: bool
-    opened_s: float
-    outcome: _Outcome | None = None
-    cancelled: bool = False
-
-
-@dataclass(slots=True)
-class _Source:
-    request_id: str
-    is_loan: bool = False
-    released: bool = False
-    finished: bool = False
 
 
 class WorkerSide:
@@ -158,11 +76,7 @@ class WorkerSide:
         self._link: LinkClient | None = None
         self._lock = threading.Lock()
         self._news = threading.Event()
-        self._sources: dict[str, _Source] = {}
-        self._source_keys: dict[str, str] = {}
-        self._targets: dict[str, _Target] = {}
-        self._first_tokens: OrderedDict[str, int] = OrderedDict()
-        self._gone_targets: OrderedDict[str, None] = OrderedDict()
+        self._book = WorkerBook()
         self._reported_tokens: dict[str, int] = {}
         self._failed_blocks: set[int] = set()
         self._asked_keys: list[str] = []
@@ -227,19 +141,17 @@ class WorkerSide:
                 )
         if self._rank == 0:
             if step.census is not None:
-                self._send(_blocks_of(step.census))
+                self._send(blocks_of(step.census))
             for key, block_ids in step.tables.items():
                 self._send(Table(key=key, block_ids=block_ids))
         for opened in step.opened_targets:
             self._open_target(opened)
         for key in step.cancelled_targets:
             with self._lock:
-                target = self._targets.get(key)
-                if target is not None:
-                    target.cancelled = True
-                self._forget_first_token(key)
-            if target is not None:
+                is_waiting, lends = self._book.cancel_target(key), self._book.lends(key)
+            if is_waiting:
                 self._transfer.target_cancel(key)
+            if lends:
                 self._end_loan(key)
         self._source_blocks(step.ready_blocks)
 
@@ -270,21 +182,17 @@ class WorkerSide:
     def results(self, finished_request_ids: set[str]) -> tuple[set[str], set[str]]:
         """Engine request ids to report as sent, and as received."""
         events = self._transfer.poll()
-        reports: list[tuple[_Target, _Outcome]] = []
         with self._lock:
-            for request_id in finished_request_ids:
-                key = self._source_keys.get(request_id)
-                if key is not None:
-                    self._sources[key].finished = True
-            for event in events:
-                self._note(event)
-            received = self._take_received(reports)
-            sent = self._take_sent()
-        for target, outcome in reports:
+            self._book.finished(finished_request_ids)
+            self._note(events)
+            received = self._book.take_received()
+            sent = self._book.take_sent()
+        self._reported_tokens.update(received.first_tokens)
+        for target, outcome in received.outcomes:
             self._report_outcome(target, outcome)
         if self._rank == 0:
             self._report_counters()
-        return sent, received
+        return sent, received.request_ids
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks that did not arrive, since the last call."""
@@ -304,9 +212,8 @@ class WorkerSide:
         self._news.clear()
         events = self._transfer.poll()
         with self._lock:
-            for event in events:
-                self._note(event)
-            return [key for key in keys if key in self._sources and not self._sources[key].released]
+            self._note(events)
+            return [key for key in keys if self._book.is_read(key)]
 
     @property
     def _transfer(self) -> TransferEngine:
@@ -315,16 +222,7 @@ class WorkerSide:
 
     def _open_target(self, target: TargetBlocks) -> None:
         with self._lock:
-            self._gone_targets.pop(target.key, None)
-            self._targets[target.key] = _Target(
-                request_id=target.request_id,
-                first_index=target.first_index,
-                block_ids=target.block_ids,
-                is_pull=target.is_pull,
-                opened_s=time.monotonic(),
-            )
-            if target.lent_block_ids is not None:
-                self._sources[target.key] = _Source(request_id=target.request_id, is_loan=True)
+            self._book.open_target(target, now_s=time.monotonic())
         if target.lent_block_ids is not None:
             self._order.computed(partial(self._lend, target, target.lent_block_ids))
         source = target.source
@@ -349,17 +247,14 @@ class WorkerSide:
         self._transfer.source_append(target.key, first_index=0, block_ids=block_ids, last=True)
 
     def _end_loan(self, key: str) -> None:
-        """Nobody needs it any more: void where it was fetched, or nothing was lent."""
-        source = self._sources.get(key)
-        if source is not None and source.is_loan and not source.released:
-            self._abort_source(key, "the loan is over")
+        """Nobody needs it any more: void where it was fetched."""
+        self._abort_source(key, "the loan is over")
 
     def _source_blocks(self, batches: Iterable[SourceBlocks]) -> None:
         for blocks in batches:
             if blocks.opens:
                 with self._lock:
-                    self._sources[blocks.key] = _Source(request_id=blocks.request_id)
-                    self._source_keys[blocks.request_id] = blocks.key
+                    self._book.open_source(blocks.key, blocks.request_id)
             self._order.computed(partial(self._offer, blocks))
 
     def _offer(self, blocks: SourceBlocks) -> None:
@@ -378,152 +273,47 @@ class WorkerSide:
         """In the same order as the offers, so that none comes after it."""
         self._order.then(partial(self._transfer.source_abort, key, reason))
 
-    def _note(self, event: TransferEvent) -> None:
-        match event:
-            case SourceReleased():
-                source = self._sources.get(event.key)
-                if source is not None:
-                    source.released = True
-            case TargetCompleted() | TargetFailed() | TargetCancelled():
-                target = self._targets.get(event.key)
-                if target is not None and target.outcome is None:
-                    target.outcome = event
-                    self._end_loan(event.key)
+    def _note(self, events: Iterable[TransferEvent]) -> None:
+        for event in events:
+            loan_key = self._book.note(event)
+            if loan_key is not None:
+                self._end_loan(loan_key)
 
-    def _take_sent(self) -> set[str]:
-        done = [
-            key
-            for key, source in self._sources.items()
-            if source.released and source.finished and key not in self._targets
-        ]
-        sent = set()
-        for key in done:
-            request_id = self._sources.pop(key).request_id
-            del self._source_keys[request_id]
-            sent.add(request_id)
-        return sent
-
-    def _take_received(self, reports: "list[tuple[_Target, _Outcome]]") -> set[str]:
-        received = set()
-        for key, target in list(self._targets.items()):
-            if target.outcome is None:
-                continue
-            if target.is_pull:
-                del self._targets[key]
-                received.add(target.request_id)
-                if not target.cancelled:
-                    reports.append((target, target.outcome))
-                continue
-            loan = self._sources.get(key)
-            if loan is not None and not loan.released:
-                continue
-            # A cancelled job needs only quiescence, which every outcome means; one may have been
-            # on its way when the cancellation came.
-            if not target.cancelled and key not in self._first_tokens:
-                continue
-            del self._targets[key]
-            if loan is not None:
-                del self._sources[key]
-            token = self._forget_first_token(key)
-            received.add(target.request_id)
-            if token is not None and not target.cancelled:
-                self._reported_tokens[target.request_id] = token
-                reports.append((target, target.outcome))
-        return received
-
-    def _forget_first_token(self, key: str) -> int | None:
-        """The token, if it is known; one that comes later is not kept."""
-        self._gone_targets[key] = None
-        while len(self._gone_targets) > _GONE_TARGETS_MAX:
-            self._gone_targets.popitem(last=False)
-        return self._first_tokens.pop(key, None)
-
-    def _report_outcome(self, target: _Target, outcome: "_Outcome") -> None:
+    def _report_outcome(self, target: Target, outcome: Outcome) -> None:
         if isinstance(outcome, TargetFailed):
             self._failed_blocks.update(
                 target.block_ids[index - target.first_index] for index in outcome.bad_indices
             )
-        if target.is_pull:
-            self._report_pulled(target, outcome)
-            return
-        match outcome:
-            case TargetFailed():
-                self._send(
-                    LoadFailed(
-                        key=outcome.key,
-                        reason=outcome.reason,
-                        transferred_bytes=outcome.transferred_bytes,
-                    )
-                )
-            case TargetCompleted():
-                self._send(
-                    Ready(
-                        key=outcome.key,
-                        transferred_bytes=outcome.transferred_bytes,
-                        transfer_s=outcome.duration_s,
-                    )
-                )
-            case TargetCancelled():
-                pass
-
-    def _report_pulled(self, target: _Target, outcome: "_Outcome") -> None:
-        if isinstance(outcome, TargetCancelled):
-            return
-        block_count, failed_reason = len(target.block_ids), ""
-        if isinstance(outcome, TargetFailed):
-            block_count = min(outcome.bad_indices) - target.first_index
-            failed_reason = outcome.reason
-        self._send(
-            Pulled(
-                key=outcome.key,
-                block_count=block_count,
-                size_bytes=outcome.transferred_bytes,
-                pull_s=time.monotonic() - target.opened_s,
-                failed_reason=failed_reason,
-            )
-        )
+        message = outcome_message(target, outcome, now_s=time.monotonic())
+        if message is not None:
+            self._send(message)
 
     def _on_link_message(self, message: LinkMessage) -> None:
         match message:
             case Control():
-                self._transfer.deliver_control(_peer_of(message), message.payload)
+                self._transfer.deliver_control(peer_of(message), message.payload)
             case ConnectRank():
-                self._transfer.connect(_peer_of(message))
+                self._transfer.connect(peer_of(message))
             case DisconnectRank():
-                self._transfer.disconnect(_peer_of(message))
+                self._transfer.disconnect(peer_of(message))
             case AskConnections():
-                self._transfer.look(lambda found: self._send(_connections_of(found)))
+                self._transfer.look(lambda found: self._send(connections_of(found)))
             case AskTable():
                 with self._lock:
                     self._asked_keys = [*self._asked_keys[-_ASKED_KEYS_MAX + 1 :], message.key]
             case FirstToken():
                 with self._lock:
-                    if message.key in self._gone_targets:
-                        return
-                    self._first_tokens[message.key] = message.token_id
-                    while len(self._first_tokens) > _EARLY_FIRST_TOKENS_MAX:
-                        self._first_tokens.popitem(last=False)
+                    self._book.first_token(message.key, message.token_id)
             case DropSource():
                 with self._lock:
-                    source = self._sources.get(message.key)
-                    is_held = source is not None and not source.released
-                if is_held:  # else nothing is left to free, and an abort would be counted
+                    is_read = self._book.is_read(message.key)
+                if is_read:  # else nothing is left to free, and an abort would be counted
                     self._abort_source(message.key, message.reason)
             case _:
                 raise AssertionError(f"the daemon sent {type(message).__name__} to a worker")
 
     def _send_control(self, peer: Peer, payload: bytes) -> None:
-        self._send(
-            Control(
-                peer_name=peer.identity.name,
-                peer_uuid=peer.identity.uuid,
-                peer_boot_epoch=peer.identity.boot_epoch,
-                peer_rank=peer.rank,
-                peer_address=peer.control_address,
-                peer_ucx_address=peer.ucx_address,
-                payload=payload,
-            )
-        )
+        self._send(control_message(peer, payload))
 
     def _send(self, message: LinkMessage) -> None:
         if self._link is not None:
@@ -535,34 +325,3 @@ class WorkerSide:
         if counters != self._counters:
             self._counters = counters
             self._send(Counters(values=counters))
-
-
-def _peer_of(message: Control | ConnectRank | DisconnectRank) -> Peer:
-    return Peer(
-        identity=NodeIdentity(
-            name=NodeName(message.peer_name),
-            uuid=message.peer_uuid,
-            boot_epoch=message.peer_boot_epoch,
-        ),
-        rank=message.peer_rank,
-        control_address=message.peer_address,
-        ucx_address=message.peer_ucx_address,
-    )
-
-
-def _blocks_of(census: BlockCensus) -> Blocks:
-    told = {**asdict(census)}
-    for name in ("lost_ids", "doubled_ids"):
-        told[name] = told[name][:NAMED_COUNT_MAX]
-    return Blocks(**told)
-
-
-def _connections_of(connections: tuple[Connection, ...]) -> Connections:
-    return Connections(
-        peer_uuids=[one.peer.uuid for one in connections],
-        peer_boot_epochs=[one.peer.boot_epoch for one in connections],
-        peer_ranks=[one.peer.rank for one in connections],
-        lanes=[",".join(one.lanes) for one in connections],
-        received_bytes=[one.received_bytes for one in connections],
-        bytes_per_s=[one.bytes_per_s for one in connections],
-    )

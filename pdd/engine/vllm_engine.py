@@ -37,7 +37,7 @@ from pdd.connector.link_messages import (
     Ready,
     Table,
 )
-from pdd.connector.worker_side import WorkerSettings
+from pdd.connector.worker_settings import WorkerSettings
 from pdd.core.blocks import BlockCensus
 from pdd.core.errors import InvalidRequest
 from pdd.core.frames import FinishReason, TokenLogprobs

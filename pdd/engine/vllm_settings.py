@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdd.connector.worker_side import WorkerSettings
+from pdd.connector.worker_settings import WorkerSettings
 from pdd.engine.vllm_cache_events import ENVIRONMENT as CACHE_EVENTS_ENVIRONMENT
 from pdd.transfer.environment import ucx_environment
 from pdd.transfer.settings import TransferSettings

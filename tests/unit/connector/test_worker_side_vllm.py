@@ -11,7 +11,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pdd.connector.metadata  # noqa: F401
 
-from pdd.connector import worker_side
+from pdd.connector import worker_book, worker_side
 from pdd.connector.link_messages import (
     AskConnections,
     Connections,
@@ -28,7 +28,8 @@ from pdd.connector.link_messages import (
 )
 from pdd.connector.metadata import PromptProgress, SourceBlocks, StepMetadata, TargetBlocks
 from pdd.connector.params import SourceNode
-from pdd.connector.worker_side import WorkerSettings, WorkerSide
+from pdd.connector.worker_settings import WorkerSettings
+from pdd.connector.worker_side import WorkerSide
 from pdd.transfer.settings import TransferSettings
 from pdd.transfer.values import (
     Connection,
@@ -328,11 +329,11 @@ class TestReceived:
     def test_early_first_tokens_are_bounded_and_the_oldest_goes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker_side, "_EARLY_FIRST_TOKENS_MAX", 2)
+        monkeypatch.setattr(worker_book, "EARLY_FIRST_TOKENS_MAX", 2)
         worker = Worker()
         for index in range(3):
             worker.token(index, key=f"r{index}/0")
-        assert dict(worker.side._first_tokens) == {"r1/0": 1, "r2/0": 2}
+        assert dict(worker.side._book._first_tokens) == {"r1/0": 1, "r2/0": 2}
 
     def test_a_failed_load_names_the_blocks_and_is_told_to_the_daemon(self) -> None:
         worker = Worker()
@@ -413,7 +414,7 @@ class TestCancelledTargets:
         worker.results(TargetCancelled(key=KEY))
         if late:
             worker.token()
-        assert not worker.side._first_tokens
+        assert not worker.side._book._first_tokens
 
     def test_a_token_said_twice_does_not_stay_after_the_end(self) -> None:
         worker = Worker()
@@ -421,15 +422,15 @@ class TestCancelledTargets:
         worker.token()
         worker.results(completed())
         worker.token()
-        assert not worker.side._first_tokens
+        assert not worker.side._book._first_tokens
 
     def test_what_is_remembered_of_ended_jobs_is_bounded(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker_side, "_GONE_TARGETS_MAX", 2)
+        monkeypatch.setattr(worker_book, "GONE_TARGETS_MAX", 2)
         worker = Worker()
         worker.step(cancelled_targets=[f"r{index}/0" for index in range(5)])
-        assert list(worker.side._gone_targets) == ["r3/0", "r4/0"]
+        assert list(worker.side._book._gone_targets) == ["r3/0", "r4/0"]
 
 
 class TestSent:

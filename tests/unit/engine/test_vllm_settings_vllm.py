@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from pdd.connector.worker_side import WorkerSettings
+    from pdd.connector.worker_settings import WorkerSettings
     from pdd.engine.vllm_settings import VllmSettings, engine_args
 
 TRANSFER = TransferSettings(faults=TransferFaults(delay_s=2.0))
