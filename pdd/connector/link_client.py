@@ -69,8 +69,9 @@ class LinkClient:
             if not self._closing.is_set():
                 self._die(f"link to the node daemon broke: {error}")
         except Exception as error:  # a bug: without this thread no first token would ever come
-            traceback.print_exc()
-            self._die(f"a message of the node daemon could not be obeyed: {error!r}")
+            if not self._closing.is_set():
+                traceback.print_exc()
+                self._die(f"a message of the node daemon could not be obeyed: {error!r}")
         if not self._closing.is_set():
             self._die("the node daemon closed the link")
 

@@ -170,7 +170,7 @@ class RunsClient:
             PddError: what it says of the request: none is there, or it is refused.
         """
         wanted.scheduler = self._scheduler
-        channel = self._security.channel(self._addresses[holder], options=CHANNEL_OPTIONS)
+        channel = self._security.channel(self._address_of(holder), options=CHANNEL_OPTIONS)
         call = runs_pb2_grpc.RunsStub(channel).Follow(wanted)
         followed = None
         try:
@@ -224,6 +224,16 @@ class RunsClient:
             await channel.close()
         self._channels.clear()
 
+    def _address_of(self, scheduler: str) -> str:
+        """Raises SchedulerUnreachable: the log may name one that is none of the group any more."""
+        address = self._addresses.get(scheduler)
+        if address is None:
+            raise SchedulerUnreachable(
+                f"scheduler {scheduler} is not in raft.schedulers here, which names "
+                f"{', '.join(sorted(self._addresses))}"
+            )
+        return address
+
     def _stub(self, scheduler: str) -> Any:
         version = self._security.version()
         if version is not self._version:
@@ -235,7 +245,7 @@ class RunsClient:
             self._channels.clear()
         channel = self._channels.get(scheduler)
         if channel is None:
-            address = self._addresses[scheduler]
+            address = self._address_of(scheduler)
             channel = self._security.channel(address, options=CHANNEL_OPTIONS)
             self._channels[scheduler] = channel
         return runs_pb2_grpc.RunsStub(channel)

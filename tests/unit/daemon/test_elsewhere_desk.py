@@ -11,7 +11,7 @@ import pytest
 
 from pdd.cell.codec import CODEC, SoftEntry
 from pdd.cell.sequences import HolderLost, SequenceTable, encode_rows
-from pdd.control.runs_client import RunsClient
+from pdd.control.runs_client import RunsClient, SchedulerUnreachable
 from pdd.control.runs_server import RunsServicer
 from pdd.core.errors import NodeUnavailable, RequestGone, UnknownRequest
 from pdd.core.identity import RequestId
@@ -279,6 +279,15 @@ async def test_what_its_scheduler_lost_with_its_own_life_is_unknown_and_not_said
         told = a.desk.explain(RequestId("r-lost"), tenant="default")
         assert isinstance(told, NodeUnavailable)
         assert "scheduler b, which had it, is lost" in str(told)
+
+
+async def test_a_row_of_one_that_is_none_of_the_schedulers_any_more_is_not_followed() -> None:
+    async with sides() as (a, _):
+        a.hear(held(R1, holder="c", tenant="default", key=resume_key(NAME)))
+        assert await a.desk.find(R1, tenant="default") is None
+        a.group.silent["c"] = 0.0
+        with pytest.raises(SchedulerUnreachable, match=r"c is not in raft\.schedulers here"):
+            await a.client.claim("c", b"k", released_by="")
 
 
 async def test_who_will_not_come_back_may_say_so_at_any_scheduler() -> None:
