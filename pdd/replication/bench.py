@@ -2,7 +2,9 @@
 
 A client outside of them keeps ``window`` commands outstanding, each in a session of its own
 (exactly once, as in production), and counts one when its answer is there: committed, applied and
-durable on a majority. Next to it, what the disk takes for a bare fdatasync.
+durable on a majority. Next to it, what the disk takes for a bare fdatasync, and (on stderr) what
+the client takes of the CPU: it is one process with one loop, in which an answer waits for those
+that came with it, so at window 64 about a millisecond of each round is its own.
 
 Then what a hard entry (a cordon, a join) takes beside soft ones, which come as a scheduler's pacing
 sends them: one entry every SOFT_BATCH_S with all that has come since, one on its way at a time.
@@ -81,7 +83,17 @@ async def run_bench(
         say(f"{leader} leads; measuring {seconds:g} s per window")
         addresses = list(group.addresses.values())
         async with GroupClient(addresses, attempt_timeout_s=COMMAND_TIMEOUT_S) as client:
-            rows = [await _measure(client, window=w, seconds=seconds) for w in windows]
+            rows = []
+            for window in windows:
+                used_s = time.process_time()
+                row = await _measure(client, window=window, seconds=seconds)
+                used_s = time.process_time() - used_s
+                rows.append(row)
+                count = row.entries_per_s * (WARM_UP_S + seconds)
+                say(
+                    f"window {window}: the client itself took {used_s / max(count, 1.0) * 1e6:.0f} "
+                    "us of CPU for each entry"
+                )
             soft_rows = [
                 await _measure_soft(client, load, rate, seconds=seconds)
                 for load, rate in SOFT_LOADS.items()
