@@ -89,6 +89,10 @@ def transfer(
     from pdd.transfer.benchmark_perftest import perftest
 
     chosen = list(benchmark.CASES)
+    if blocks is not None and cases:
+        raise click.UsageError(
+            "--case names what to move, and so do --blocks and its shape; give one."
+        )
     if blocks is not None:
         layers = 1 if layout == "block" else 30
         chosen = [

@@ -29,8 +29,9 @@ def set_override(
     """Give a key another value at every scheduler of a running cluster.
 
     For keys of [scheduler.policy], [scheduler.path] and [scheduler.queue], and
-    scheduler.queue_limit_requests; VALUE is written as after --set. It holds from the next
-    decision on, over restarts of everything, above files and flags, until 'pdd config unset'.
+    scheduler.queue_limit_requests; VALUE is written as after --set (a table or list as JSON; before
+    one that begins with - write --). It holds from the next decision on, over restarts of
+    everything, above files and flags, until 'pdd config unset'.
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         changed = found.admin.set_override(name, value)
@@ -48,7 +49,19 @@ def unset_override(
     """Let each scheduler's own configuration hold again for a key."""
     with find_scheduler(scheduler, state_dir, tls) as found:
         changed = found.admin.set_override(name, None)
+    if not changed:
+        check_runtime_key(name)
     click.echo(f"{name} {'unset' if changed else 'was not set'}")
+
+
+def check_runtime_key(name: str) -> None:
+    """A key that nothing was set for may be a slip of the pen. One that an older release knew and
+    this one does not can be unset all the same. Raises ClickException."""
+    from pdd.config.runtime import runtime_keys
+    from pdd.config.schema import unknown
+
+    if name not in runtime_keys():
+        raise click.ClickException(unknown(name, runtime_keys(), noun="key"))
 
 
 @click.command(name="overrides")

@@ -42,7 +42,7 @@ def cordon(
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         node = found.pick(name)
-        _warn(found, node)
+        warn_of_last(found, node, back=f"pdd node uncordon {node}")
         changed = found.admin.cordon(node, message=message, is_drain=False).is_changed
         click.echo(f"{node} {'cordoned' if changed else 'already cordoned'}")
 
@@ -92,7 +92,7 @@ def drain(
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
         node = found.pick(name)
-        _warn(found, node)
+        warn_of_last(found, node, back=f"pdd node uncordon {node}")
         begun = found.admin.cordon(node, message=message, is_drain=True)
         if begun.state.is_drained:
             click.echo(
@@ -106,15 +106,16 @@ def drain(
         click.echo(_watch(found.admin, node, deadline_s))
 
 
-def _warn(found: FoundScheduler, node: str) -> None:
-    if text := last_of_its_role(node, found.nodes()):
+def warn_of_last(found: FoundScheduler, node: str, *, back: str) -> None:
+    """Say so, on stderr, when a role has nobody left without this node."""
+    if text := last_of_its_role(node, found.nodes(), back=back):
         say(f"warning: {text}")
 
 
-def last_of_its_role(node: str, rows: "Sequence[NodeRow]") -> str:
+def last_of_its_role(node: str, rows: "Sequence[NodeRow]", *, back: str) -> str:
     """What stops with the last node that takes work of its role; empty while another does.
 
-    It is done all the same: an operator may mean to take everything out.
+    ``back``: the command that undoes it. It is done all the same: an operator may mean it.
     """
     working = [row for row in rows if row.state in (NodeState.READY, NodeState.DEGRADED)]
     role = next((row.role for row in working if row.name == node), "")
@@ -125,8 +126,7 @@ def last_of_its_role(node: str, rows: "Sequence[NodeRow]") -> str:
         Role.PREFILL: "decode nodes compute prompts themselves, which their streams feel,",
     }[Role(role)]
     return (
-        f"{node} is the last {role} node that takes work: {effect} until another joins or"
-        f" 'pdd node uncordon {node}'"
+        f"{node} is the last {role} node that takes work: {effect} until another joins or '{back}'"
     )
 
 

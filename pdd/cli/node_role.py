@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pdd.cli.node_drain import message_option
+from pdd.cli.node_drain import message_option, warn_of_last
 from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table, say
 from pdd.cli.scheduler import find_scheduler, pick_name, scheduler_option
 from pdd.cli.tls import tls_options
+from pdd.core.identity import Role
 
 if TYPE_CHECKING:
     from pdd.daemon.cluster_admin import ClusterAdmin
@@ -69,7 +70,10 @@ def role(
         if name is None or role is None:
             _show(found.admin.roles(), output)
             return
-        node = pick_name(name, [one.node for one in found.admin.roles().nodes])
+        before = {one.node: one.role for one in found.admin.roles().nodes}
+        node = pick_name(name, list(before))
+        if role == Role.DECODE and before[node] == Role.PREFILL:
+            warn_of_last(found, node, back=f"pdd node role {node} prefill")
         begun = found.admin.set_role(node, role, message=message)
         now = begun.role
         if not now.role:

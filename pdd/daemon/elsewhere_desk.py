@@ -238,7 +238,7 @@ class ElsewhereDesk:
     def explain(self, request_id: RequestId, *, tenant: str) -> PddError | None:
         """See ``Elsewhere``."""
         row = self._row(request_id, tenant)
-        if row is None or (row.holder == self._name and not row.ended):
+        if row is None:
             return None
         if row.ended:
             return RequestGone(
@@ -248,8 +248,11 @@ class ElsewhereDesk:
         if not row.key:
             return UnknownRequest(
                 f"request {request_id} runs at scheduler {row.holder} for the client that sent it; "
-                "without an Idempotency-Key it can be continued elsewhere only when that is lost"
+                "without an Idempotency-Key only that client ends it, by leaving, and it can be "
+                "continued elsewhere only when that scheduler is lost"
             )
+        if row.holder == self._name:
+            return None  # not told here yet, or not any more
         if row.is_adrift:
             return NodeUnavailable(
                 f"request {request_id} is not known to this scheduler: scheduler {row.holder}, "

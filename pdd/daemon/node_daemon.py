@@ -270,7 +270,8 @@ class _NodeDaemon:
         if self._config.engine.kind is not EngineKind.VLLM or node.gpus:
             return None
         cores = node.cpu_cores or os.sched_getaffinity(0)
-        return CoreClaims(cores, name=node.name, clock=self._clock)
+        # By its process too: nodes of other clusters have the same names.
+        return CoreClaims(cores, name=f"{node.name} (pid {os.getpid()})", clock=self._clock)
 
     async def _report_status(
         self,

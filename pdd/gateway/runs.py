@@ -351,8 +351,8 @@ class Runs:
             if told is not None:
                 raise told
         raise UnknownRequest(
-            f"request {shorten(request_id)} is not known to this scheduler: it runs at another "
-            "one, ended long ago, or had no Idempotency-Key and ended with its connection"
+            f"request {shorten(request_id)} is not known to this scheduler: it ended long "
+            "ago, or has no Idempotency-Key and is there for the client that sent it only"
         )
 
     async def end(self, request_id: RequestId, *, tenant: str) -> None:

@@ -61,3 +61,9 @@ def test_people_get_a_line(measured):
     result = CliRunner().invoke(transfer, ["--live"])
     assert result.exit_code == 0
     assert result.stdout.startswith("live engines, case e, auto")
+
+
+def test_blocks_of_a_shape_and_a_named_case_are_not_both_taken():
+    result = CliRunner().invoke(transfer, ["--blocks", "8", "--case", "b"])
+    assert result.exit_code == 2
+    assert "give one" in result.output

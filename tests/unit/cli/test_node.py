@@ -34,18 +34,20 @@ def rows(**nodes: tuple[str, str]) -> Any:
 
 def test_whoever_takes_out_the_last_decode_node_is_told_what_it_means() -> None:
     others = rows(p0=("prefill", "ready"), d0=("decode", "degraded"), d1=("decode", "lost"))
-    assert last_of_its_role("d0", others) == (
+    assert last_of_its_role("d0", others, back="pdd node uncordon d0") == (
         "d0 is the last decode node that takes work: new requests get 503 until another joins or"
         " 'pdd node uncordon d0'"
     )
-    assert "decode nodes compute prompts themselves" in last_of_its_role("p0", others)
+    assert "decode nodes compute prompts themselves" in last_of_its_role("p0", others, back="")
 
 
 @pytest.mark.parametrize("other", ["ready", "degraded"])
 def test_nothing_is_said_while_another_takes_its_work(other: str) -> None:
-    assert last_of_its_role("d0", rows(d0=("decode", "ready"), d1=("decode", other))) == ""
+    assert last_of_its_role("d0", rows(d0=("decode", "ready"), d1=("decode", other)), back="") == ""
 
 
 @pytest.mark.parametrize("state", ["cordoned", "lost"])
 def test_nothing_is_said_of_a_node_that_takes_no_work_now(state: str) -> None:
-    assert last_of_its_role("d0", rows(d0=("decode", state), p0=("prefill", "ready"))) == ""
+    assert (
+        last_of_its_role("d0", rows(d0=("decode", state), p0=("prefill", "ready")), back="") == ""
+    )

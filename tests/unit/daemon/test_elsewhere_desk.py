@@ -265,6 +265,15 @@ async def test_a_stream_is_found_by_its_row_and_its_end_is_told_by_any() -> None
             await a.desk.find(RequestId("r-plain"), tenant="default")
 
 
+async def test_a_request_that_runs_here_for_its_client_only_is_not_said_to_be_unknown() -> None:
+    async with sides() as (a, _):
+        a.hear(held("r-own", holder="a", tenant="default"))
+        with pytest.raises(UnknownRequest, match="runs at scheduler a for the client that sent it"):
+            await a.runs.end(RequestId("r-own"), tenant="default")
+        with pytest.raises(UnknownRequest, match="is not known to this scheduler"):
+            await a.runs.end(RequestId("r-own"), tenant="another")
+
+
 async def test_what_its_scheduler_lost_with_its_own_life_is_unknown_and_not_said_to_be_there() -> (
     None
 ):
