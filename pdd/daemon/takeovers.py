@@ -9,8 +9,9 @@ alone, and its client may have it: where one of the two has told, the other one 
 the token counts. After ``FIRST_TOKEN_WAIT_S`` what was told will do.
 
 A node that has not told all after ``TELL_WITHIN_S`` is a member without the rest, which it forgets
-by itself. Beyond ``TOLD_SIZE_BYTES_MAX`` of one node, requests are cancelled there: whoever comes
-back for one is answered as if no node had held it.
+by itself. Output that is being read, and of which nothing comes for ``READ_SILENCE_S``, is computed
+anew from there. Beyond ``TOLD_SIZE_BYTES_MAX`` of one node, requests are cancelled there: whoever
+comes back for one is answered as if no node had held it.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 _PREFILL, _DECODE = _KINDS = ("prefill", "decode")
 TELL_WITHIN_S = 10.0
+READ_SILENCE_S = 10.0
 FIRST_TOKEN_WAIT_S = 1.0
 """As long as a node that lost its scheduler may pause before it attaches again."""
 TOLD_SIZE_BYTES_MAX = 64 << 20
@@ -48,10 +50,11 @@ class _Telling:
     size_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Reading:
     session: NodeSession
     held: HeldSequence
+    deadline: asyncio.TimerHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class Takeovers:
         recovered: Callable[[OutputRecovered], None],
         overdue: Callable[[NodeSession], None],
         tell_within_s: float = TELL_WITHIN_S,
+        read_silence_s: float = READ_SILENCE_S,
         first_token_wait_s: float = FIRST_TOKEN_WAIT_S,
     ) -> None:
         """``streams``: the driver's; who is taken over gets one. ``recovered``: see the module.
@@ -93,6 +97,7 @@ class Takeovers:
         self._recovered = recovered
         self._overdue = overdue
         self._tell_within_s = tell_within_s
+        self._read_silence_s = read_silence_s
         self._first_token_wait_s = first_token_wait_s
         self._told: dict[NodeSession, _Telling] = {}
         self._reading: dict[RequestId, _Reading] = {}
@@ -201,9 +206,24 @@ class Takeovers:
             session.cancel(held.request.request_id)
             self._recovered(OutputRecovered(node=session.identity.name, held=held, finish=None))
         else:
-            self._reading[held.request.request_id] = _Reading(session=session, held=held)
+            request_id = held.request.request_id
+            deadline = self._silence_ends(request_id)
+            self._reading[request_id] = _Reading(session=session, held=held, deadline=deadline)
             _claim(session, held)
         return None
+
+    def _silence_ends(self, request_id: RequestId) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._read_silence_s, self._read_no_longer, request_id)
+
+    def _read_no_longer(self, request_id: RequestId) -> None:
+        log.warning(
+            "held_output_untold",
+            request_id=request_id,
+            node=self._reading[request_id].session.identity.name,
+            why=f"nothing of it came for {self._read_silence_s:g} s; the rest is computed anew",
+        )
+        self._read(request_id, None)
 
     def claim(self, session: NodeSession, running: Iterable[HeldSequence]) -> None:
         """What the core has taken over: its tokens come from the first one on."""
@@ -217,8 +237,11 @@ class Takeovers:
         Raises:
             ValueError: the frame does not join the ones before.
         """
-        if self._read_from(frame.request_id, generation, session) is None:
+        reading = self._read_from(frame.request_id, generation, session)
+        if reading is None:
             return
+        reading.deadline.cancel()
+        reading.deadline = self._silence_ends(frame.request_id)
         self._streams[frame.request_id].show(frame)
         if frame.finish is not None:
             self._read(frame.request_id, frame.finish)
@@ -244,6 +267,7 @@ class Takeovers:
         """Its client is gone."""
         reading = self._reading.pop(request_id, None)
         if reading is not None:
+            reading.deadline.cancel()
             reading.session.cancel(request_id)
         for word in self._settle(request_id).values():
             word.session.cancel(request_id)
@@ -271,6 +295,7 @@ class Takeovers:
 
     def _read(self, request_id: RequestId, finish: Finish | None) -> None:
         reading = self._reading.pop(request_id)
+        reading.deadline.cancel()
         held = replace(reading.held, output_token_count=self._streams[request_id].token_count)
         node = reading.session.identity.name
         if finish is None:

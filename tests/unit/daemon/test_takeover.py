@@ -94,13 +94,16 @@ async def homes(**settings: Any) -> AsyncIterator[tuple[GrpcCluster, Home]]:
         yield cluster, Home(cluster.scheduler)
 
 
-async def next_life(cluster: GrpcCluster, **changes: Any) -> Home:
+async def next_life(
+    cluster: GrpcCluster, *, read_silence_s: float = WAIT_S, **changes: Any
+) -> Home:
     """The scheduler dies and is started again at the same address."""
     former = cluster.scheduler
     await former.stop()
     for node in cluster.nodes:
         await heard_nobody(node)
     scheduler = Scheduler()
+    scheduler.driver._takeovers._read_silence_s = read_silence_s
     home = Home(scheduler, **changes)
     await scheduler.start(former.address)
     cluster.scheduler = scheduler
@@ -343,6 +346,25 @@ async def test_a_node_that_falls_silent_while_it_is_read_costs_no_request() -> N
         cluster.scheduler.now_s += 60.0
         cluster.scheduler.driver._step(Tick())
         again = await prefilled(cluster.nodes[0], decode, "r1/1")
+        decode.engine.ready("r1/1")
+        again.feed(out("b"), out("c", eos=True))
+        await over(sink)
+        assert text_of(list(sink.events)) == "abc"
+
+
+async def test_a_node_that_lives_and_never_tells_what_it_was_asked_for_costs_no_request() -> None:
+    async with homes() as (cluster, home):
+        decode, run = await decoding(cluster, home)
+        await cluster.scheduler.stop()
+        await heard_nobody(decode)
+        run.feed(out("c", eos=True))
+        await asyncio.wait_for(run.ended.wait(), timeout=WAIT_S)
+        claim = decode.jobs.claim
+        decode.jobs.claim = lambda *_, **__: None  # type: ignore[method-assign]
+        home = await next_life(cluster, read_silence_s=0.05)
+        sink = await home.resume()
+        again = await prefilled(cluster.nodes[0], decode, "r1/1")
+        decode.jobs.claim = claim  # type: ignore[method-assign]
         decode.engine.ready("r1/1")
         again.feed(out("b"), out("c", eos=True))
         await over(sink)
