@@ -29,6 +29,9 @@ def add_to(group: click.Group) -> None:
 def raft(seconds: float, directory: Path | None, output: str) -> None:
     """Commit entries on three replicas, with 1, 16 and 64 outstanding.
 
+    Once each answer brings the next entry, and once they come at a given rate, timed from when they
+    were due.
+
     Three processes on loopback, each with a log of its own on the disk of --dir, and a client
     outside of them. Beside it, what a bare fdatasync takes there. Then one entry at a time beside
     soft ones: those of the sequence table, and what the block directory would be in the log.
@@ -49,6 +52,19 @@ def raft(seconds: float, directory: Path | None, output: str) -> None:
         [
             (row.window, f"{row.entries_per_s:.0f}", f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}")
             for row in report.rows
+        ],
+    )
+    print_table(
+        ("WINDOW", "OFFERED/S", "ENTRIES/S", "P50 MS", "P99 MS"),
+        [
+            (
+                paced.window,
+                paced.offered_per_s,
+                f"{paced.entries_per_s:.0f}",
+                f"{paced.p50_ms:.2f}",
+                f"{paced.p99_ms:.2f}",
+            )
+            for paced in report.paced_rows
         ],
     )
     print_table(

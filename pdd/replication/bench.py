@@ -6,6 +6,10 @@ durable on a majority. Next to it, what the disk takes for a bare fdatasync, and
 the client takes of the CPU: it is one process with one loop, in which an answer waits for those
 that came with it, so at window 64 about a millisecond of each round is its own.
 
+Where every answer brings the next command, what one takes is but the window over the throughput.
+So the widest window is also measured at a throughput: commands come at ``PACED_PER_S``, and each is
+timed from when it was due, however late it could be sent.
+
 Then what a hard entry (a cordon, a join) takes beside soft ones, which come as a scheduler's pacing
 sends them: one entry every SOFT_BATCH_S with all that has come since, one on its way at a time.
 ``sequences`` is the sequence table at 5,000 requests/s; ``directory`` is what replicated block
@@ -28,6 +32,7 @@ from pdd.replication.local_group import LocalGroup
 from pdd.replication.percentiles import percentile
 
 WINDOWS = (1, 16, 64)
+PACED_PER_S = 6_000
 WARM_UP_S = 1.0
 KEY_COUNT = 1000
 SOFT_BATCH_S = 0.02
@@ -48,6 +53,17 @@ class BenchRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PacedRow:
+    """As above, at a throughput. ``offered_per_s``: what is wanted; what comes may be less."""
+
+    window: int
+    offered_per_s: int
+    entries_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SoftRow:
     """Hard entries, one at a time, beside a load of soft ones. ``soft_bytes_per_s``: committed, and
     written to each replica's disk."""
@@ -62,6 +78,7 @@ class SoftRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
     rows: Sequence[BenchRow]
+    paced_rows: Sequence[PacedRow]
     soft_rows: Sequence[SoftRow]
     longest_pause_ms: float
     """Of a replica's event loop, in all of it."""
@@ -94,6 +111,7 @@ async def run_bench(
                     f"window {window}: the client itself took {used_s / max(count, 1.0) * 1e6:.0f} "
                     "us of CPU for each entry"
                 )
+            paced = await _measure_paced(client, window=max(windows), seconds=seconds)
             soft_rows = [
                 await _measure_soft(client, load, rate, seconds=seconds)
                 for load, rate in SOFT_LOADS.items()
@@ -101,6 +119,7 @@ async def run_bench(
         longest_pause_ms = await _longest_pause_ms(group, say)
     return BenchReport(
         rows=rows,
+        paced_rows=[paced],
         soft_rows=soft_rows,
         longest_pause_ms=longest_pause_ms,
         fsync_p50_ms=percentile(fsync_ms, 50),
@@ -123,6 +142,47 @@ async def _measure(client: GroupClient, *, window: int, seconds: float) -> Bench
         p50_ms=percentile(took_ms, 50),
         p99_ms=percentile(took_ms, 99),
     )
+
+
+async def _measure_paced(client: GroupClient, *, window: int, seconds: float) -> PacedRow:
+    sessions = [await client.open_session(timeout_s=COMMAND_TIMEOUT_S) for _ in range(window)]
+    took_ms: list[float] = []
+    first_s = time.monotonic()
+    every_s = window / PACED_PER_S
+    async with asyncio.TaskGroup() as tasks:
+        for number, session in enumerate(sessions):
+            due_s = first_s + number / PACED_PER_S
+            until_s = first_s + WARM_UP_S + seconds
+            tasks.create_task(_paced_load(session, number, due_s, every_s, until_s, took_ms))
+    return PacedRow(
+        window=window,
+        offered_per_s=PACED_PER_S,
+        entries_per_s=len(took_ms) / seconds,
+        p50_ms=percentile(took_ms, 50),
+        p99_ms=percentile(took_ms, 99),
+    )
+
+
+async def _paced_load(
+    session: Session,
+    number: int,
+    due_s: float,
+    every_s: float,
+    until_s: float,
+    took_ms: list[float],
+) -> None:
+    """Only commands that were due after the warm-up and ended within the time count."""
+    counting_from_s = due_s + WARM_UP_S
+    count = 0
+    while due_s < until_s:
+        await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
+        count += 1
+        command = encode_put(f"key-{(number + count * 64) % KEY_COUNT}", count)
+        await session.execute(command, timeout_s=COMMAND_TIMEOUT_S)
+        ended_s = time.monotonic()
+        if due_s >= counting_from_s and ended_s <= until_s:
+            took_ms.append((ended_s - due_s) * 1000)
+        due_s += every_s
 
 
 async def _load(

@@ -67,7 +67,7 @@ def test_the_benchmark_reports_each_window_and_the_disk(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     fsync = {"fsync_p50_ms", "fsync_p99_ms"}
-    assert set(report) == {"rows", "soft_rows", "longest_pause_ms", *fsync}
+    assert set(report) == {"rows", "paced_rows", "soft_rows", "longest_pause_ms", *fsync}
     assert report["longest_pause_ms"] > 0
     assert [row["load"] for row in report["soft_rows"]] == ["none", "sequences", "directory"]
     for row in report["soft_rows"]:
@@ -78,6 +78,10 @@ def test_the_benchmark_reports_each_window_and_the_disk(tmp_path: Path) -> None:
         assert list(row) == ["window", "entries_per_s", "p50_ms", "p99_ms"]
         assert row["entries_per_s"] > 0
         assert 0 < row["p50_ms"] <= row["p99_ms"]
+    [paced] = report["paced_rows"]
+    assert (paced["window"], paced["offered_per_s"]) == (64, 6_000)
+    assert 0 < paced["entries_per_s"] <= 6_000
+    assert 0 < paced["p50_ms"] <= paced["p99_ms"]
     assert 0 < report["fsync_p50_ms"] <= report["fsync_p99_ms"]
 
 
