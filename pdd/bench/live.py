@@ -3,8 +3,8 @@
 1. Warm: every prompt once, for one token. Such a request ends on the prefill node, which then
    holds the prompt's blocks; that the decode node got none is checked with its counters.
 2. Reference: every prompt once, for two tokens, and the stream, each with nothing beside it.
-3. In turn, ``rounds`` times: the stream alone; beside requests whose blocks the decode node holds;
-   beside requests that move all their blocks, one after another without a pause.
+3. In turn, ``rounds`` times: the stream alone; beside requests whose blocks the decode node holds,
+   which it answers by itself; beside requests that move all their blocks, one after another without a pause.
 
 Texts are compared with the references: of requests, and of streams that were alone. A stream beside
 requests is computed in other batches, and an engine's rounding may depend on the batch: its text
@@ -160,12 +160,17 @@ class _Session:
         if kind is Kind.HELD:
             held, _ = self._ask(self._take_turn())
         before = self._settled()
-        asker = _Asker(lambda: self._ask(held if kind is Kind.HELD else self._take_turn()))
+        asker = _Asker(
+            (lambda: self._ask(held, stays=True))
+            if kind is Kind.HELD
+            else (lambda: self._ask(self._take_turn()))
+        )
         reader = _Reader(self._cluster, before)
         with reader, asker:
             stream = self._stream(asker.on_event)
-        after = self._settled(before, transfers=len(asker.answers))
         answers = asker.answers
+        moved = sum(answer.transferred_bytes > 0 for _, answer in answers)
+        after = self._settled(before, transfers=moved)
         return Phase(
             kind=kind,
             gaps_s=gaps_s(stream.times_s, after_s=asker.began_s),
@@ -192,9 +197,10 @@ class _Session:
         self._next = (which + 1) % len(self._prompts)
         return which
 
-    def _ask(self, which: int) -> tuple[int, Answer]:
+    def _ask(self, which: int, *, stays: bool = False) -> tuple[int, Answer]:
+        """``stays``: the decode node holds the prompt, and may answer by itself."""
         answer = self._cluster.ask(self._prompts[which], tokens=2)
-        if answer.path != "disaggregated":
+        if answer.path != "disaggregated" and not stays:
             raise PddError(f"a request of the measurement took the path {answer.path}")
         return which, answer
 

@@ -3,7 +3,8 @@
 One ``Phase`` is one stream on the decode node, of one kind:
 
 * *alone*: nothing else asks.
-* *held*: requests come one after another whose blocks the decode node holds already.
+* *held*: requests come one after another whose blocks the decode node holds already: it answers them by
+  itself, and nothing moves.
 * *busy*: the same requests, but every one moves all its blocks.
 
 *held* tells what the requests cost the stream without their transfers.
@@ -124,7 +125,7 @@ def describe(row: dict[str, Any]) -> str:
         f"{row['itl_p50_ms_alone']} -> {row['itl_p50_ms_busy']} ms, p99 "
         f"{row['itl_p99_ms_alone']} -> {row['itl_p99_ms_busy']} ms "
         f"({row['itl_p99_ratio']} x, goal {ITL_RATIO_MAX}; {row['itl_p99_ratio_held']} x the "
-        f"{row['itl_p99_ms_held']} ms beside requests that move next to nothing); texts "
+        f"{row['itl_p99_ms_held']} ms beside requests that move nothing); texts "
         f"{'as undisturbed' if row['texts_ok'] else 'DIFFER'}"
     )
 
