@@ -4,7 +4,8 @@
    holds the prompt's blocks; that the decode node got none is checked with its counters.
 2. Reference: every prompt once, for two tokens, and the stream, each with nothing beside it.
 3. In turn, ``rounds`` times: the stream alone; beside requests whose blocks the decode node holds,
-   which it answers by itself; beside requests that move all their blocks, one after another without a pause.
+   which it answers by itself; beside requests that move all their blocks, one after another without
+   a pause.
 
 Texts are compared with the references: of requests, and of streams that were alone. A stream beside
 requests is computed in other batches, and an engine's rounding may depend on the batch: its text

@@ -3,8 +3,8 @@
 One ``Phase`` is one stream on the decode node, of one kind:
 
 * *alone*: nothing else asks.
-* *held*: requests come one after another whose blocks the decode node holds already: it answers them by
-  itself, and nothing moves.
+* *held*: requests come one after another whose blocks the decode node holds already: it answers
+  them by itself, and nothing moves.
 * *busy*: the same requests, but every one moves all its blocks.
 
 *held* tells what the requests cost the stream without their transfers.

@@ -180,7 +180,11 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
             continue
         _note_waiting(state, request, now_s, verdict)
         request.early_s = now_s if verdict.is_early else None
+        if verdict.is_early:
+            request.blocked_s = None  # there is room: it has not waited for that
         if verdict.is_own:
+            if keeps:
+                state.kept_for = None
             continue
         if request.blocked_s is None:
             request.blocked_s = now_s

@@ -125,3 +125,20 @@ def test_a_decision_says_what_it_waits_for() -> None:
         ask(cluster, f"long {index}", LONG)
     (decision,) = cluster.core.why(RequestId("long 3"), now_s=cluster.now_s)
     assert decision.reason == "9.0 s of prompts no longer than this one are ahead on prefill-0"
+
+
+def test_room_that_was_kept_for_one_is_given_to_others_once_it_is_too_early_for_it() -> None:
+    cluster = make_cluster()
+    for index in range(3):
+        ask(cluster, f"long {index}", LONG)
+    shorts = [f"short {index}" for index in range(5)]
+    for name in shorts:
+        ask(cluster, name, SHORT)
+    assert ask(cluster, "long 3", LONG) == [], "all eight sequences are taken"
+    state = cluster.core._state
+    cluster.step(Tick(), after_s=state.settings.queue.patience_s + 1.0)
+    assert state.kept_for is not None
+    cluster.step(RequestCancelled(request_id=RequestId(shorts.pop())))
+    assert waiting(cluster) == ["long 3"], "it is too early: three are ahead of it"
+    assert state.kept_for is None
+    assert ask(cluster, "another", SHORT) == ["another"]
