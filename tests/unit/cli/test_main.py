@@ -11,6 +11,7 @@ from pdd.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ["grpc", "transformers", "torch", "vllm", "aiohttp", "pydantic", "rich", "ucxx", "asyncio"]
+HEAVY += ["numba", "numpy"]
 
 
 @pytest.fixture

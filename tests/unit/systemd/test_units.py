@@ -67,6 +67,12 @@ def test_the_stop_limit_leaves_the_daemon_its_ten_seconds():
     assert int(directives("Service")["TimeoutStopSec"][0]) > 10
 
 
+def test_machine_code_is_kept_in_a_folder_that_systemd_makes_for_the_daemon():
+    service = directives("Service")
+    assert service["CacheDirectory"] == ["pdd/%i"]
+    assert "NUMBA_CACHE_DIR=/var/cache/pdd/%i/numba" in service["Environment"]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -1,0 +1,126 @@
+"""Compiled functions: what they promise, and what happens where nothing can be cached."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba.core.errors import NumbaError
+
+from pdd.core.compiled import compiled
+
+ROOT = Path(__file__).parents[3]
+MODULE = """
+import numpy as np
+from pdd.core.compiled import compiled
+
+@compiled("int64(int64[::1])")
+def total(values):
+    answer = 0
+    for value in values:
+        answer += value
+    return answer
+
+@compiled("int64(int64[::1])")
+def twice_the_total(values):
+    return 2 * total(values)
+
+print(twice_the_total(np.arange(4)), twice_the_total.py_func(np.arange(4)))
+"""
+
+
+@compiled("uint64(Array(uint64, 1, 'C', True))")
+def product(values):
+    answer = np.uint64(1)
+    for value in values:
+        answer *= value
+    return answer
+
+
+def test_a_compiled_function_reads_what_cannot_be_written_and_wraps_around_at_its_width():
+    values = np.frombuffer(np.array([2**63, 3], dtype=np.uint64).tobytes(), dtype=np.uint64)
+    assert not values.flags.writeable
+    assert product(values) == 2**63
+    assert product.py_func(values[1:]) == 3
+
+
+def test_arguments_of_another_type_are_refused_instead_of_compiled_for():
+    with pytest.raises(TypeError, match="No matching definition"):
+        product(np.array([1.5]))
+
+
+def test_a_function_that_cannot_be_compiled_fails_when_it_is_defined():
+    def unsuitable(value):
+        return value.no_such_attribute
+
+    with pytest.raises(NumbaError, match="no_such_attribute"):
+        compiled("int64(int64)")(unsuitable)
+
+
+def test_a_function_without_a_signature_is_refused():
+    with pytest.raises(ValueError, match="signatures are missing"):
+        compiled()
+
+
+def test_a_call_into_another_file_is_refused_because_its_changes_would_not_be_seen(tmp_path):
+    (tmp_path / "first.py").write_text(MODULE)
+    (tmp_path / "second.py").write_text(
+        "from first import compiled, total\n"
+        '@compiled("int64(int64[::1])")\n'
+        "def other(values):\n"
+        "    return total(values)\n"
+    )
+    code, _, err = run(tmp_path, "second")
+    assert code == 1
+    assert "ValueError: other calls total of first, whose changes would not reach" in err
+
+
+def test_machine_code_is_kept_beside_the_source_and_found_there(tmp_path):
+    (tmp_path / "first.py").write_text(MODULE)
+    assert run(tmp_path, "first") == (0, "12 12\n", "")
+    kept = sorted((tmp_path / "__pycache__").glob("*.nb?"))
+    assert len(kept) == 4, "an index and an entry for each function"
+    written_ns = [path.stat().st_mtime_ns for path in kept]
+    assert run(tmp_path, "first") == (0, "12 12\n", "")
+    assert [path.stat().st_mtime_ns for path in kept] == written_ns
+
+
+def test_where_no_folder_can_be_written_it_compiles_and_says_once_what_to_do(tmp_path):
+    (tmp_path / "first.py").write_text(MODULE)
+    (tmp_path / "__pycache__").write_text("a file, so that nobody can make the folder")
+    code, out, err = run(tmp_path, "first", XDG_CACHE_HOME=str(tmp_path / "first.py"))
+    assert (code, out) == (0, "12 12\n")
+    assert err.count("RuntimeWarning") == 1
+    assert "every start compiles it anew" in err
+    assert "set NUMBA_CACHE_DIR to a folder" in err
+
+
+def test_a_cache_that_a_power_failure_has_cut_short_does_not_stop_the_start(tmp_path):
+    (tmp_path / "first.py").write_text(MODULE)
+    assert run(tmp_path, "first")[0] == 0
+    for path in (tmp_path / "__pycache__").glob("*.nb?"):
+        path.write_bytes(b"")
+    code, out, err = run(tmp_path, "first")
+    assert (code, out) == (0, "12 12\n")
+    assert err.count("RuntimeWarning") == 1
+    assert "empty that folder (EOFError" in err
+
+
+def run(folder: Path, module: str, **environment: str) -> tuple[int, str, str]:
+    """Import a module of the folder in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={
+            **{name: value for name, value in os.environ.items() if "NUMBA" not in name},
+            "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **environment,
+        },
+    )
+    return done.returncode, done.stdout, done.stderr
