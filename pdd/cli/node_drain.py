@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pdd.cli.counted import counted
 from pdd.cli.options import state_dir_option
 from pdd.cli.output import say
 from pdd.cli.scheduler import FoundScheduler, find_scheduler, scheduler_option
@@ -153,10 +154,9 @@ def _watch(admin: "ClusterAdmin", node: str, deadline_s: float) -> str:
 
 def _left(state: "cluster_pb2.DrainState") -> str:
     where = " (it is lost)" if state.is_lost else ""
-    return f"{state.held_request_count} requests running{where}"
+    return f"{counted(state.held_request_count, 'request')} running{where}"
 
 
 def _done(node: str, state: "cluster_pb2.DrainState") -> str:
-    return (
-        f"{node} drained in {state.drain_s:.1f} s: {state.began_request_count} requests were there"
-    )
+    began = counted(state.began_request_count, "request")
+    return f"{node} drained in {state.drain_s:.1f} s: it had {began}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pdd.cli.counted import counted
 from pdd.cli.node_drain import message_option, warn_of_last
 from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table, say
@@ -116,7 +117,7 @@ def _watch(admin: "ClusterAdmin", node: str, deadline_s: float) -> str:
 
 
 def _left(now: "cluster_pb2.NodeRole") -> str:
-    return f"changes to {now.next_role}: {now.held_request_count} requests to finish"
+    return f"changes to {now.next_role}: {counted(now.held_request_count, 'request')} to finish"
 
 
 def _show(roles: "cluster_pb2.GetRolesResponse", output: str) -> None:

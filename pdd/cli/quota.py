@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from pdd.cli.counted import counted
 from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table
 from pdd.cli.scheduler import find_scheduler, scheduler_option
@@ -36,7 +37,8 @@ def set_quota(
     """Give a tenant a limit, over restarts of everything. What it has already goes on."""
     with find_scheduler(scheduler, state_dir, tls) as found:
         changed = found.admin.set_quota(tenant, requests)
-    click.echo(f"tenant {tenant} may {'now' if changed else 'already'} have {requests} requests")
+    may = "may now" if changed else "may already"
+    click.echo(f"tenant {tenant} {may} have {counted(requests, 'request')}")
 
 
 @quota.command()

@@ -378,7 +378,7 @@ class RaftSection(Section):
 class SchedulerSection(Section):
     """Admission and membership. Scheduler only."""
 
-    queue_limit_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 256
+    queue_limit_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     """Requests that may wait; beyond it clients get HTTP 429 with Retry-After."""
 
     request_deadline_s: Seconds = 600.0

@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from pdd.control.convert import identity_from_proto, identity_to_proto
+from pdd.control.retiring_channels import RetiringChannels
 from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.core.identity import NodeIdentity
 from pdd.engine.port import PeerControl
@@ -100,7 +101,7 @@ class PeerClient:
         self._version = security.version()
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring = RetiringChannels(grace_s=_RELAY_TIMEOUT_S)
         self._failed: OrderedDict[tuple[str, int], int] = OrderedDict()  # by uuid and life
         self._closing = False
 
@@ -124,8 +125,7 @@ class PeerClient:
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
-        if retiring := list(self._retiring):
-            await asyncio.wait(retiring)
+        await self._retiring.wait_closed()
 
     async def _relay(self, message: PeerControl) -> None:
         request = node_pb2.RelayRequest(
@@ -173,7 +173,7 @@ class PeerClient:
             former = list(self._channels.values())
             self._channels.clear()
             for channel in former:
-                self._retire(channel)
+                self._retiring.add(channel)
         channel = self._channels.get(address)
         if channel is None:
             channel = self._security.channel(address, options=CHANNEL_OPTIONS)
@@ -183,9 +183,3 @@ class PeerClient:
                 await oldest.close()
         self._channels.move_to_end(address)
         return channel
-
-    def _retire(self, channel: grpc.aio.Channel) -> None:
-        """Close it when the calls that it carries are over."""
-        task = asyncio.create_task(channel.close(grace=_RELAY_TIMEOUT_S))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)

@@ -10,6 +10,7 @@ import structlog
 
 from pdd.control.convert import frame_from_proto, request_from_submit
 from pdd.control.group_convert import plan_from_proto
+from pdd.control.retiring_channels import RetiringChannels
 from pdd.control.run_convert import end_from_proto, error_from_proto
 from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.core.errors import PddError, SchedulerStopping
@@ -144,7 +145,7 @@ class RunsClient:
         self._security = security
         self._version = security.version()
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._retiring: list[asyncio.Task[None]] = []
+        self._retiring = RetiringChannels(grace_s=_CLAIM_TIMEOUT_S)
 
     @property
     def others(self) -> list[str]:
@@ -223,6 +224,7 @@ class RunsClient:
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
+        await self._retiring.wait_closed()
 
     def _address_of(self, scheduler: str) -> str:
         """Raises SchedulerUnreachable: the log may name one that is none of the group any more."""
@@ -238,10 +240,8 @@ class RunsClient:
         version = self._security.version()
         if version is not self._version:
             self._version = version
-            self._retiring = [
-                asyncio.create_task(channel.close(grace=_CLAIM_TIMEOUT_S))
-                for channel in self._channels.values()
-            ]
+            for channel in self._channels.values():
+                self._retiring.add(channel)
             self._channels.clear()
         channel = self._channels.get(scheduler)
         if channel is None:

@@ -34,7 +34,7 @@ def test_values_are_read_as_after_set_and_the_rest_stays() -> None:
         ("scheduler.path.mod", "local", "did you mean 'mode'"),
         ("schedulr.path", "local", "unknown section"),
         ("scheduler.path.mode", "fast", "got 'fast'"),
-        ("scheduler.queue_limit_requests", "-1", "got '-1'"),
+        ("scheduler.queue_limit_requests", "0", "greater than or equal to 1"),
         ("scheduler.queue.ageing_s", "1e-310", "greater than or equal to 0.001"),
         ("scheduler.policy.spill_above_fraction", "2", "less than or equal to 1"),
         ("scheduler.policy.decode_scorers", "{", "is not JSON"),
