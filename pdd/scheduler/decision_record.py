@@ -21,16 +21,18 @@ from pdd.core.identity import NodeName, RequestId
 from pdd.core.requests import DEFAULT_TENANT, Path
 from pdd.core.values import frozen
 from pdd.scheduler.policy.decider import PathInputs
+from pdd.scheduler.policy.filters import NAMES
+from pdd.scheduler.policy.parts import INPUT_COUNT, Table
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
-from pdd.scheduler.pools import INPUT_COUNT, Table
 
 _CANDIDATE_COUNT_MAX = 16
 _FLOAT = np.dtype(np.float32)
 _INPUTS = (
     *("cached_tokens", "remainder_tokens", "completion_s", "blocks", "claim_blocks"),
-    *("transfer_s", "inbound_s", "unpromised_blocks", "sequences", "load", "is_preferred"),
+    *("transfer_s", "inbound_s", "is_preferred", "unpromised_blocks", "sequences", "load"),
 )
+"""What the first rows of ``policy.parts`` are called here."""
 _NONE_OTHER: Mapping[str, int] = MappingProxyType({})
 _HEAD_BYTES, _CHOICE_BYTES, _DROPPED_BYTES, _NAMES_BYTES = 430, 70, 220, 430
 """What the objects of a kept decision take besides its columns (CPython 3.11, 64 bits)."""
@@ -106,18 +108,15 @@ class DecisionRecord:
 
 
 class _Choice(NamedTuple):
-    """A choice as it is kept. Columns are float32: ``inputs`` ``(INPUT_COUNT, names)``, ``marks``
-    as in ``Choice``, of the names that were not dropped. ``dropped``: position among ``names``,
-    filter, why. ``other_count``: as in ``ChoiceRecord``."""
+    """A choice as it is kept. ``columns``: ``told`` of a ``Choice`` in float32. ``dropped``:
+    position among ``names``, and why. ``other_count``: as in ``ChoiceRecord``."""
 
     names: tuple[NodeName, ...]
     chosen_at: int
-    preferred: NodeName | None
-    dropped: tuple[tuple[int, str, str], ...]
+    dropped: tuple[tuple[int, str], ...]
     other_count: Mapping[str, int]
     scorers: tuple[str, ...]
-    inputs: bytes
-    marks: bytes
+    columns: bytes
 
 
 class _Head(NamedTuple):
@@ -206,69 +205,51 @@ def unpack(request_id: RequestId, packed: Packed) -> DecisionRecord:
 def _size_bytes(choice: Packed) -> int:
     if choice is _NO_CHOICE:
         return 0
-    *_, dropped, others, _, inputs, marks = choice
-    taken_bytes = _CHOICE_BYTES + len(inputs) + len(marks) + _DROPPED_BYTES * len(dropped)
+    _, _, dropped, others, _, columns = choice
+    taken_bytes = _CHOICE_BYTES + len(columns) + _DROPPED_BYTES * len(dropped)
     return taken_bytes + _NAMES_BYTES if others else taken_bytes
 
 
 def _pack_choice(choice: Choice | None) -> Packed:
     if choice is None:
         return _NO_CHOICE
-    candidates, marks = choice.candidates, choice.marks
-    if len(candidates) > _CANDIDATE_COUNT_MAX:
+    names = choice.candidates.names
+    if len(names) > _CANDIDATE_COUNT_MAX:
         return _pack_best(choice)
-    dropped = choice.dropped
     return (
-        candidates.names,
+        names,
         choice.chosen_at,
-        _preferred(choice),
-        tuple([(at, name, choice.why_dropped(at)) for at, name in dropped.items()]),
+        tuple([(at, choice.why_dropped(at)) for at in choice.dropped]),
         _NONE_OTHER,
         choice.profile.scorer_names,
-        _packed(candidates.table[:INPUT_COUNT]),
-        b"" if marks is None else _packed(marks),
+        _packed(choice.told),
     )
 
 
 def _pack_best(choice: Choice) -> Packed:
     """The chosen one, then by score, then those that were dropped."""
-    candidates, marks, left = choice.candidates, choice.marks, choice.left
-    ranks = np.arange(0)  # among those left
-    if marks is not None:
-        ranks = np.argsort(-marks[-1], kind="stable")[:_CANDIDATE_COUNT_MAX]
-    best = (ranks if left is None else left[ranks]).tolist()
-    if marks is not None and choice.chosen_at not in best:
+    names, dropped = choice.candidates.names, choice.dropped
+    ranks = np.argsort(-choice.totals, kind="stable")
+    best: list[int] = ranks[: min(choice.left_count, _CANDIDATE_COUNT_MAX)].tolist()
+    if best and choice.chosen_at not in best:
         best[-1] = choice.chosen_at
-        ranks[-1] = best[-1] if left is None else np.searchsorted(left, best[-1])
     room = _CANDIDATE_COUNT_MAX - len(best)
-    dropped = list(choice.dropped)[:room]
-    shown = [*best, *dropped]
-    others = Counter(list(choice.dropped.values())[room:])
-    left_count = len(candidates) - len(choice.dropped)
-    if left_count > len(best):
-        others[""] = left_count - len(best)
+    shown = [*best, *list(dropped)[:room]]
+    others = Counter(list(dropped.values())[room:])
+    if choice.left_count > len(best):
+        others[""] = choice.left_count - len(best)
     return (
-        itemgetter(*shown)(candidates.names),
+        itemgetter(*shown)(names),
         shown.index(choice.chosen_at) if choice.chosen_at >= 0 else -1,
-        _preferred(choice),
-        tuple(
-            (place, choice.dropped[at], choice.why_dropped(at))
-            for place, at in enumerate(dropped, start=len(best))
-        ),
+        tuple([(place, choice.why_dropped(at)) for place, at in enumerate(shown) if at in dropped]),
         others,
         choice.profile.scorer_names,
-        _packed(candidates.table[:INPUT_COUNT, shown]),
-        b"" if marks is None else _packed(marks[:, ranks]),
+        _packed(choice.told[:, shown]),
     )
 
 
-def _preferred(choice: Choice) -> NodeName | None:
-    at = choice.candidates.preferred_at
-    return choice.candidates.names[at] if at >= 0 else None
-
-
-def _packed(table: Table) -> bytes:
-    return table.astype(_FLOAT).tobytes()
+def _packed(told: Table) -> bytes:
+    return told.astype(_FLOAT).tobytes()
 
 
 def _unpack_choice(fields: Packed) -> ChoiceRecord | None:
@@ -276,24 +257,22 @@ def _unpack_choice(fields: Packed) -> ChoiceRecord | None:
     if fields == _NO_CHOICE:
         return None
     packed = _Choice._make(fields)
-    inputs = np.frombuffer(packed.inputs, dtype=_FLOAT).reshape(INPUT_COUNT, -1).T.tolist()
-    marks = np.frombuffer(packed.marks, dtype=_FLOAT).reshape(len(packed.scorers) + 1, -1).T
-    rows = iter(marks.tolist())
-    whys = {at: (name, why) for at, name, why in packed.dropped}
+    row_count = INPUT_COUNT + len(packed.scorers) + 2
+    columns = np.frombuffer(packed.columns, dtype=_FLOAT).reshape(row_count, -1)
+    whys = dict(packed.dropped)
     records = []
-    for at, name in enumerate(packed.names):
-        dropped_by, dropped_why = whys.get(at, ("", ""))
-        scores = [] if dropped_by else next(rows, [])
-        values = [*inputs[at], float(name == packed.preferred)]
+    for at, (name, values) in enumerate(zip(packed.names, columns.T.tolist(), strict=True)):
+        inputs, (*scores, total, dropped_by) = values[:INPUT_COUNT], values[INPUT_COUNT:]
+        is_left = dropped_by < 0
         records.append(
             CandidateRecord(
                 node=name,
                 is_chosen=at == packed.chosen_at,
-                dropped_by=dropped_by,
-                dropped_why=dropped_why,
-                inputs=dict(zip(_INPUTS, values, strict=True)),
-                scores=dict(zip(packed.scorers, scores, strict=False)),
-                total=scores[-1] if scores else 0.0,
+                dropped_by="" if is_left else NAMES[int(dropped_by)],
+                dropped_why=whys.get(at, ""),
+                inputs=dict(zip(_INPUTS, inputs, strict=True)),
+                scores=dict(zip(packed.scorers, scores, strict=True)) if is_left else {},
+                total=total if is_left else 0.0,
             )
         )
     records.sort(key=lambda one: (not one.is_chosen, one.dropped_by != "", -one.total, one.node))

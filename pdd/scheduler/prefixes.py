@@ -114,9 +114,8 @@ class Homes:
         """
         homes, keys = self._homes, chain.keys
         known = self._known_strides(chain)
-        for position in range(min(known + _STRIDE - 1, chain.block_count), 0, -1):
-            if position < known and position % _STRIDE:
-                continue
+        beyond = range(min(known + _STRIDE - 1, chain.block_count), known, -1)
+        for position in (*beyond, *range(known, 0, -_STRIDE)):
             end = position * KEY_SIZE_BYTES
             key = keys[end - KEY_SIZE_BYTES : end]
             home = homes.get(key)
@@ -133,13 +132,12 @@ class Homes:
 
     def _known_strides(self, chain: Chain) -> int:
         """Blocks up to the first stride that is not remembered; those that are were used now."""
-        use, known = self._homes.move_to_end, 0
-        try:
-            for key in chain.strides:
-                use(key)
-                known += _STRIDE
-        except KeyError:
-            return known
+        homes, known = self._homes, 0
+        for key in chain.strides:
+            if key not in homes:
+                break
+            homes.move_to_end(key)
+            known += _STRIDE
         return known
 
     def caller(self, name: bytes, *, nodes: Mapping[NodeName, Node]) -> NodeName | None:

@@ -1,29 +1,17 @@
 """What is asked, and what each node that could answer would cost. The parts read only this."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.requests import GenerateRequest
 from pdd.core.values import frozen
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.pools import (
-    GROWTH,
-    INPUT_COUNT,
-    LONG_BLOCKS,
-    UNPROMISED,
-    Bounds,
-    Column,
-    Table,
-)
+from pdd.scheduler.policy.parts import LONG_BLOCKS, Column, Table, could_hold
+from pdd.scheduler.pools import Pool
 from pdd.scheduler.prefixes import NO_CHAIN, Chain
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
-Positions: TypeAlias = npt.NDArray[np.int64]
 
 
 @frozen
@@ -70,13 +58,13 @@ class Question:
         """Tokens of the longest choice: a prefill node gives the first alone."""
         return 1 if role is Role.PREFILL else self.request.sampling.max_tokens
 
-    def fits_on(self, node: Node, *, output_token_count: int) -> bool:
-        """Whether ``node`` could run them, were it empty."""
-        return node.can_hold(
-            prompt_token_count=self.token_count,
-            output_token_count=output_token_count,
-            choice_count=self.choice_count,
-        )
+    def asked(self, role: Role, *, full_s: float) -> Column:
+        """What it asks of nodes with that duty, as ``policy.parts`` reads it. ``full_s``: of
+        prompts ahead, which are a load of 1."""
+        longest = self.longest_output(role)
+        granted = longest if role is Role.PREFILL else self.granted_output_tokens
+        numbers = (self.token_count, granted, longest, self.choice_count, self.is_long, self.now_s)
+        return np.array((*numbers, full_s, 0.0, 0.0, 0.0, 0.0), dtype=np.float64)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +76,7 @@ class Candidate:
     it would take; ``claim``: what the longest output would need. ``load``: 1 is full.
     ``transfer_s``: predicted time for the blocks that would have to come over. ``inbound_s``: how
     long the link would still be busy with other blocks when the prompt is computed.
+    ``is_preferred``: an affinity points to it.
     ``growth_blocks``: what present leases may still grow by. ``long_count``, ``long_blocks``: long
     requests there, and what they hold.
     """
@@ -103,6 +92,7 @@ class Candidate:
     load: float
     transfer_s: float
     inbound_s: float
+    is_preferred: bool
     growth_blocks: int
     long_count: int
     long_blocks: int
@@ -116,55 +106,35 @@ class Candidate:
 class Candidates:
     """The nodes of one role, seen from one question.
 
-    ``table``: ``(row, node)``, rows as ``pools`` names them, all filled in; the first ones are
-    named here too, ``(node count,)`` each, as ``Candidate`` says of one node.
-    ``token_count_max``: prompt and longest output. ``holds_choices``: which could run all of
-    several, were they empty; None where one is asked for.
-    ``preferred_at``: position of the node that an affinity points to, -1 if there is none.
-    ``blocks_max``: the most that any would have to promise. ``bounds``: hold for all of them.
+    ``table``: ``(row, node)`` of all nodes, those of ``pool`` filled in; ``asked``: by which. Both
+    as in ``policy.parts``.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        names: tuple[NodeName, ...],
-        table: Table,
-        *,
-        bounds: Bounds,
-        blocks_max: float,
-        token_count_max: int,
-        holds_choices: Mask | None = None,
-        preferred_at: int = -1,
-    ) -> None:
-        self.nodes, self.names, self.table = nodes, names, table
-        self.token_count_max, self.holds_choices = token_count_max, holds_choices
-        self.preferred_at = preferred_at
-        self.bounds, self.blocks_max = bounds, blocks_max
-        self.cached_tokens: Column
-        (
-            self.cached_tokens,
-            self.remainder_tokens,
-            self.completion_s,
-            self.blocks,
-            self.claim,
-            self.transfer_s,
-            self.inbound_s,
-            self.unpromised_blocks,
-            self.sequences,
-            self.load,
-        ) = table[:INPUT_COUNT]
+    __slots__ = ("asked", "pool", "table")
+
+    def __init__(self, pool: Pool, table: Table, asked: Column) -> None:
+        self.pool, self.table, self.asked = pool, table, asked
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.pool.names)
+
+    @property
+    def names(self) -> tuple[NodeName, ...]:
+        """Of the nodes, by position."""
+        return self.pool.names
+
+    def could_hold(self) -> bool:
+        """Whether one that the request need not avoid could run it, were that one empty."""
+        first, count = self.pool.first, len(self)
+        return could_hold(self.table, first, count, self.asked)
 
     def at(self, position: int) -> Candidate:
         """One of them."""
-        row = self.table[: LONG_BLOCKS + 1, position].tolist()
-        cached, remainder, completion_s, blocks, claim, transfer_s, inbound_s = row[:UNPROMISED]
-        unpromised, sequences, load = row[UNPROMISED:INPUT_COUNT]
-        growth, long_count, long_blocks = row[GROWTH:]
+        row = self.table[: LONG_BLOCKS + 1, self.pool.first + position].tolist()
+        cached, remainder, completion_s, blocks, claim, transfer_s, inbound_s, preferred = row[:8]
+        unpromised, sequences, load, growth, long_count, long_blocks = row[8:]
         return Candidate(
-            node=self.nodes[position],
+            node=self.pool.nodes[position],
             cached_tokens=int(cached),
             remainder_tokens=int(remainder),
             completion_s=completion_s,
@@ -175,25 +145,8 @@ class Candidates:
             load=load,
             transfer_s=transfer_s,
             inbound_s=inbound_s,
+            is_preferred=preferred > 0.0,
             growth_blocks=int(growth),
             long_count=int(long_count),
             long_blocks=int(long_blocks),
         )
-
-    def only(self, positions: Positions) -> "Candidates":
-        """Those at ascending ``positions``."""
-        picked = positions.tolist()
-        return Candidates(
-            [self.nodes[position] for position in picked],
-            tuple([self.names[position] for position in picked]),
-            self.table.take(positions, axis=1),
-            bounds=self.bounds,
-            blocks_max=self.blocks_max,
-            token_count_max=self.token_count_max,
-            holds_choices=None if self.holds_choices is None else self.holds_choices[positions],
-            preferred_at=picked.index(self.preferred_at) if self.preferred_at in picked else -1,
-        )
-
-    def which(self, holds: Callable[[int], bool]) -> Mask:
-        """Those of which something holds that is no column; ``holds`` takes a position."""
-        return np.fromiter(map(holds, range(len(self))), dtype=np.bool_, count=len(self))

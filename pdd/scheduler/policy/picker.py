@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from pdd.core.identity import NodeName
-from pdd.scheduler.pools import Column
+from pdd.scheduler.policy.parts import Column
 
 _EQUAL = 1e-9
 

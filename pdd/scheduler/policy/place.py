@@ -2,17 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 from heapq import nsmallest
-
-import numpy as np
+from math import inf
 
 from pdd.core.identity import NodeName, Role
 from pdd.core.requests import Path, PlannedPull
 from pdd.core.values import frozen
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.nodes import Node, not_ready_reason
-from pdd.scheduler.policy.candidate import Candidate, Candidates, Mask, Question
+from pdd.scheduler.policy import parts
+from pdd.scheduler.policy.candidate import Candidate, Candidates, Question
 from pdd.scheduler.policy.decider import PathInputs, decide, looks_back
 from pdd.scheduler.policy.filters import why_not_choices
+from pdd.scheduler.policy.parts import Table
 from pdd.scheduler.policy.profile import Choice, Profile
 from pdd.scheduler.policy.pull import (
     NO_PULL,
@@ -21,23 +22,7 @@ from pdd.scheduler.policy.pull import (
     missing_tokens,
     pull_reason,
 )
-from pdd.scheduler.pools import (
-    BLOCK_BYTES,
-    BLOCK_TOKENS,
-    CACHED,
-    COMPLETION_S,
-    INBOUND_BYTES,
-    LOAD,
-    QUEUED,
-    REMAINDER,
-    TOKENS_MAX,
-    WORKED_UNTIL,
-    Column,
-    Nodes,
-    Pool,
-    Pools,
-    Table,
-)
+from pdd.scheduler.pools import Nodes, Pools
 from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory
 from pdd.scheduler.settings import PathMode, SchedulerSettings
 
@@ -122,14 +107,14 @@ class Policy:
     def place(self, question: Question, nodes: Nodes) -> Placement | NoRoom:
         """Decide. Changes nothing but the order in which preferences are forgotten."""
         pools = nodes.pools()
-        table = self._filled_in(question, pools)
+        table = self._table(question, pools)
         key = question.caller or question.chain.keys[-KEY_SIZE_BYTES:]
         key = key or question.request.request_id.encode()
 
-        local_reason = self._only_local(question, pools.prefill)
+        local_reason = self._only_local(question, pools)
         prefill_choice = None
         if not local_reason:
-            candidates = self._candidates(Role.PREFILL, question, pools.prefill, table, nodes)
+            candidates = self._candidates(Role.PREFILL, question, pools, table, nodes)
             prefill_choice = self._prefill.choose(candidates, question, key=key)
             if prefill_choice.chosen is None:
                 failed = prefill_choice.emptied_by == "rested"
@@ -151,7 +136,7 @@ class Policy:
             considered = Considered(prefill=prefill_choice)
             reason = not_ready_reason(nodes.values(), Role.DECODE)
             return NoRoom(reason=reason, ever=False, considered=considered)
-        candidates = self._candidates(Role.DECODE, question, pools.decode, table, nodes)
+        candidates = self._candidates(Role.DECODE, question, pools, table, nodes)
         if source is not None:
             self._add_transfer(candidates, source)
         decode_choice = self._decode.choose(candidates, question, key=key)
@@ -209,91 +194,62 @@ class Policy:
         """The node does not hold these blocks, whatever was believed."""
         self.homes[node.role].evict(node.name, keys)
 
-    def _only_local(self, question: Question, prefills: Pool) -> str:
+    def _only_local(self, question: Question, pools: Pools) -> str:
         if question.resumes:
             return question.resumes
         if (parameter := looks_back(question.request.sampling)) is not None:
             return f"{parameter} reads earlier output, which must stay on one engine"
         if self._settings.path.mode is PathMode.LOCAL:
             return "scheduler.path.mode is local"
-        return "" if prefills.names else "no prefill node is ready"
+        return "" if pools.prefill.names else "no prefill node is ready"
 
-    def _filled_in(self, question: Question, pools: Pools) -> Table:
-        """The table of all nodes with what computing the prompt would be on each: rows CACHED to
-        COMPLETION_S, and a prefill node's LOAD."""
-        tokens, table = question.token_count, pools.table.copy()
-        table[REMAINDER] = tokens
+    def _table(self, question: Question, pools: Pools) -> Table:
+        """The question's own, with what is told of single nodes."""
+        table, index = pools.table.copy(), pools.index
         if question.chain.block_count:
             for name, held in self._directory.matches(question.chain.keys).items():
-                position = pools.index.get(name)
-                if position is not None:
-                    cached = _cached_tokens(question, pools.nodes[position], held)
-                    table[CACHED, position] = cached
-                    table[REMAINDER, position] = tokens - cached
-        per_s = self._estimates.prefill_per_s(pools.names)
-        completion_s = np.divide(table[REMAINDER], per_s, out=table[COMPLETION_S])
-        if np.count_nonzero(table[QUEUED]):
-            backlog_s = _backlog_s(table, per_s, question.now_s)
-            completion_s += backlog_s
-            load = table[LOAD, pools.prefill.columns]
-            full_s = self._settings.policy.prefill_full_s
-            np.maximum(load, backlog_s[pools.prefill.columns] / full_s, out=load)
+                if name in index:
+                    table[parts.HELD, index[name]] = held
+        for node in pools.nodes if question.avoid else ():
+            table[parts.RESTS, index[node.name]] = node.identity in question.avoid
+        for name, blocks in (question.held or {}).items():
+            if name in index:
+                table[parts.MAY_TAKE, index[name]] = blocks
         return table
 
     def _candidates(
         self,
         role: Role,
         question: Question,
-        pool: Pool,
-        filled_in: Table,
+        pools: Pools,
+        table: Table,
         members: Mapping[NodeName, Node],
     ) -> Candidates:
         """As they are now, without what a transfer takes."""
         known, preferred = self._preference(role, question, members)
-        longest = question.longest_output(role)
-        granted = longest if role is Role.PREFILL else question.granted_output_tokens
-        blocks = _blocks(question, pool, granted)
-        candidates = Candidates(
-            pool.nodes,
-            pool.names,
-            filled_in[:, pool.columns],
-            bounds=pool.bounds,
-            blocks_max=blocks if isinstance(blocks, int) else max(blocks, default=0),
-            token_count_max=question.token_count + longest,
-            holds_choices=_holds_choices(question, pool, longest),
-            preferred_at=-1 if preferred is None else pool.index.get(preferred.node, -1),
-        )
-        candidates.blocks[:] = blocks
-        candidates.claim[:] = _blocks(question, pool, longest)
         if known is not None and not self._directory.is_known(known.node):
-            position = pool.index.get(known.node)
-            if position is not None:
-                node = pool.nodes[position]
-                cached = _cached_tokens(question, node, known.block_count)
-                candidates.cached_tokens[position] = cached
-                candidates.remainder_tokens[position] -= cached
-                per_s = self._estimates.prefill(node.name).per_s
-                candidates.completion_s[position] -= cached / per_s
-        return candidates
+            table[parts.HELD, pools.index[known.node]] = known.block_count
+        if preferred is not None:
+            table[parts.PREFERRED, pools.index[preferred]] = 1.0
+        is_prefill = role is Role.PREFILL
+        pool = pools.prefill if is_prefill else pools.decode
+        full_s = self._settings.policy.prefill_full_s if is_prefill else inf
+        asked = question.asked(role, full_s=full_s)
+        prefill_per_s = self._estimates.prefill_per_s(pools.names)
+        parts.fill_in(table, pool.first, len(pool.names), prefill_per_s, asked)
+        return Candidates(pool, table, asked)
 
     def _add_transfer(self, candidates: Candidates, source: Candidate) -> None:
         """How long the blocks from ``source`` would take to each of these."""
-        table, out = candidates.table, candidates.transfer_s
-        bytes_per_s = self._estimates.links_per_s(source.name, candidates.names)
-        np.divide(candidates.remainder_tokens, table[BLOCK_TOKENS], out=out)
-        np.ceil(out, out=out)
-        out *= table[BLOCK_BYTES]
-        out /= bytes_per_s
-        if np.count_nonzero(table[INBOUND_BYTES]):
-            # Blocks leave as they are computed: what the link carries until this prompt is
-            # there holds it up by nothing, however much it is.
-            ahead_s = table[INBOUND_BYTES] / bytes_per_s
-            np.maximum(ahead_s - source.completion_s, 0.0, out=candidates.inbound_s)
+        pool, asked = candidates.pool, candidates.asked
+        asked[parts.COMPUTED_S] = source.completion_s
+        link_per_s = self._estimates.links_per_s(source.name, pool.names)
+        parts.add_transfer(candidates.table, pool.first, len(pool.names), link_per_s, asked)
 
     def _preference(
         self, role: Role, question: Question, members: Mapping[NodeName, Node]
-    ) -> tuple[Preference | None, Preference | None]:
-        """``(node of the longest known prefix, node that is preferred)``.
+    ) -> tuple[Preference | None, NodeName | None]:
+        """``(longest known prefix, node that is preferred)``.
 
         A prefix that is shared by chance (a chat template's first words) gives no preference. On a
         decode node only a conversation does, of which most must be there: a persona's prompt
@@ -309,11 +265,9 @@ class Policy:
             tokens = known.block_count * members[known.node].block_size
             enough = tokens >= self._settings.policy.affinity_tokens_min
             if enough and (role is Role.PREFILL or 2 * tokens >= question.token_count):
-                return known, known
+                return known, known.node
         if question.caller:
-            name = homes.caller(question.caller, nodes=members)
-            if name is not None:
-                return known, Preference(node=name, block_count=0)
+            return known, homes.caller(question.caller, nodes=members)
         return known, None
 
     def _too_early(self, question: Question, source: Candidate) -> str:
@@ -383,54 +337,22 @@ class Policy:
         )
 
 
-def _blocks(question: Question, pool: Pool, output_tokens: int) -> int | list[int]:
-    """That each node would have to promise; one number where it is the same for all."""
-    if pool.block_size and question.choice_count == 1:
-        return -(-(question.token_count + output_tokens) // pool.block_size)
-    return [question.blocks_on(node, output_token_count=output_tokens) for node in pool.nodes]
-
-
-def _holds_choices(question: Question, pool: Pool, longest: int) -> Mask | None:
-    if question.choice_count == 1:
-        return None
-    return np.array([question.fits_on(node, output_token_count=longest) for node in pool.nodes])
-
-
-def _cached_tokens(question: Question, node: Node, block_count: int) -> int:
-    """The last position is always computed: its logits give the next token."""
-    return min(block_count * node.block_size, question.token_count - 1)
-
-
-def _backlog_s(table: Table, per_s: Column, now_s: float) -> Column:
-    """Time for what ``Node.backlog_tokens`` says of each node."""
-    queued_s: Column = table[QUEUED] / per_s
-    rest_s = now_s - table[WORKED_UNTIL]
-    np.maximum(rest_s, 0.0, out=rest_s)
-    np.subtract(queued_s, rest_s, out=rest_s)
-    queued_s *= 0.1
-    np.maximum(queued_s, rest_s, out=queued_s)
-    return queued_s
-
-
 def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRoom:
-    candidates = choice.candidates
-    holders = candidates.table[TOKENS_MAX] >= candidates.token_count_max
-    if candidates.holds_choices is not None:
-        holders &= candidates.holds_choices
-    able = [at for at, node in enumerate(candidates.nodes) if node.identity not in question.avoid]
-    if holders[able].any():
+    candidates, nodes = choice.candidates, choice.candidates.pool.nodes
+    if candidates.could_hold():
         reason = f"every decode node is full ({_first_reasons(choice)})"
         return NoRoom(reason=reason, ever=True, considered=considered)
-    if len(able) < len(candidates):
+    if any(node.identity in question.avoid for node in nodes):
         return NoRoom(
             reason="the decode nodes that could take it have just failed it",
             ever=True,
             is_own=True,
             considered=considered,
         )
-    largest = max(node.token_count_max() for node in candidates.nodes)
-    if candidates.token_count_max <= largest:
-        whys = sorted((node.name, why_not_choices(node, question)) for node in candidates.nodes)
+    wanted = question.token_count + question.longest_output(Role.DECODE)
+    largest = max(node.token_count_max() for node in nodes)
+    if wanted <= largest:
+        whys = sorted((node.name, why_not_choices(node, question)) for node in nodes)
         return NoRoom(
             reason=f"n: {question.choice_count} choices are too many for every decode node "
             f"({_listed(whys[:_REASON_COUNT_MAX])})",
@@ -440,7 +362,7 @@ def _no_room(question: Question, choice: Choice, considered: Considered) -> NoRo
             considered=considered,
         )
     return NoRoom(
-        reason=f"prompt and max_tokens are {candidates.token_count_max} tokens together, "
+        reason=f"prompt and max_tokens are {wanted} tokens together, "
         f"the largest decode node can hold {largest}",
         ever=False,
         is_own=True,

@@ -209,14 +209,11 @@ def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
                     assert shown.dropped_why == choice.why_dropped(at)
                     assert shown.scores == {}
                 else:
-                    assert choice.scores is not None
-                    assert choice.totals is not None
-                    rank = at if choice.left is None else choice.left.tolist().index(at)
                     scores = dict(
-                        zip(choice.profile.scorer_names, choice.scores[:, rank], strict=True)
+                        zip(choice.profile.scorer_names, choice.scores[:, at], strict=True)
                     )
                     assert shown.scores == pytest.approx(scores)
-                    assert shown.total == pytest.approx(choice.totals[rank])
+                    assert shown.total == pytest.approx(choice.totals[at])
                 assert shown.inputs == pytest.approx(
                     {
                         "cached_tokens": candidate.cached_tokens,
@@ -229,7 +226,7 @@ def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
                         "load": candidate.load,
                         "transfer_s": candidate.transfer_s,
                         "inbound_s": candidate.inbound_s,
-                        "is_preferred": float(at == choice.candidates.preferred_at),
+                        "is_preferred": float(candidate.is_preferred),
                     }
                 )
 

@@ -11,7 +11,15 @@ import pytest
 
 from pdd.core.identity import NodeName, NodeState, RequestId, Role
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.pools import INBOUND_BYTES, LONG_COUNT, QUEUED, SEQUENCES, UNPROMISED, Nodes
+from pdd.scheduler.policy.parts import (
+    INBOUND_BYTES,
+    LONG_COUNT,
+    QUEUED,
+    SEQUENCES,
+    UNPROMISED,
+    Table,
+)
+from pdd.scheduler.pools import Nodes
 from tests.builders import Cluster, make_joined
 
 NAME = NodeName("decode-0")
@@ -27,15 +35,21 @@ def members() -> Nodes:
     return nodes
 
 
+def decodes(nodes: Nodes) -> Table:
+    """What stands of decode nodes."""
+    pools = nodes.pools()
+    return pools.table[:, pools.decode.first :]
+
+
 def test_a_lease_stands_in_the_columns_of_its_node_alone() -> None:
-    pool = members().pools().decode
-    assert pool.names == ("decode-0", "decode-1")
-    assert pool.block_size == 16
-    assert pool.state[UNPROMISED].tolist() == [90, 100]
-    assert pool.state[SEQUENCES].tolist() == [2, 0]
-    assert pool.state[QUEUED].tolist() == [100, 0]
-    assert pool.state[INBOUND_BYTES].tolist() == [4096, 0]
-    assert pool.state[LONG_COUNT].tolist() == [0, 0]
+    nodes = members()
+    assert nodes.pools().decode.names == ("decode-0", "decode-1")
+    state = decodes(nodes)
+    assert state[UNPROMISED].tolist() == [90, 100]
+    assert state[SEQUENCES].tolist() == [2, 0]
+    assert state[QUEUED].tolist() == [100, 0]
+    assert state[INBOUND_BYTES].tolist() == [4096, 0]
+    assert state[LONG_COUNT].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +67,10 @@ def test_every_change_of_leases_is_seen_by_the_next_decision(
     change: Callable[[Node], object],
 ) -> None:
     nodes = members()
-    before = nodes.pools().decode.state.copy()
+    before = decodes(nodes).copy()
     change(nodes[NAME])
     nodes.check()
-    assert not np.array_equal(before, nodes.pools().decode.state)
+    assert not np.array_equal(before, decodes(nodes))
 
 
 @pytest.mark.parametrize("state", [NodeState.LOST, NodeState.CORDONED])
@@ -84,31 +98,10 @@ def test_a_former_life_of_a_node_changes_nothing() -> None:
     nodes = members()
     former = nodes[NAME]
     nodes[NAME] = Cluster(make_joined(NAME, boot_epoch=2)).core.nodes[NAME]
-    assert nodes.pools().decode.state[UNPROMISED].tolist() == [100, 100]
+    assert decodes(nodes)[UNPROMISED].tolist() == [100, 100]
     former.release(LEASE)
     former.state = NodeState.LOST
     nodes.check()
     del nodes[NAME]
     nodes.check()
     assert nodes.pools().decode.names == ("decode-1",)
-
-
-def test_nodes_with_different_blocks_have_no_common_block_size() -> None:
-    nodes = Cluster(NAME, make_joined("decode-1", block_size=32)).core.nodes
-    assert nodes.pools().decode.block_size == 0
-
-
-def test_bounds_fall_at_once_and_rise_after_some_changes() -> None:
-    nodes = members()
-    bounds = nodes.pools().decode.bounds
-    assert (bounds.unpromised, bounds.sequences) == (90, 14)
-    assert (bounds.tokens, bounds.usable) == (1600, 100)
-    nodes[NodeName("decode-1")].lease(RequestId("r2"), blocks=30, sequence_count=3, queued_tokens=0)
-    assert nodes.pools().decode.bounds is bounds
-    assert (bounds.unpromised, bounds.sequences) == (70, 13)
-    nodes[NodeName("decode-1")].release(RequestId("r2"))
-    for number in range(64):
-        nodes[NAME].release(RequestId("r1"))
-        nodes[NAME].lease(RequestId("r1"), blocks=number % 7, queued_tokens=0)
-        nodes.check()
-    assert bounds.unpromised >= 94

@@ -1,11 +1,13 @@
 """Candidates and questions for the tables of the policy's parts."""
 
+from math import inf
 from typing import Any
 
-from pdd.core.identity import NodeName
+from pdd.core.identity import NodeName, Role
 from pdd.scheduler.nodes import Node
+from pdd.scheduler.policy import parts
 from pdd.scheduler.policy.candidate import Candidates, Question
-from pdd.scheduler.pools import Bounds, Pools
+from pdd.scheduler.pools import Pools
 from tests.builders import Cluster, make_joined, make_request
 
 
@@ -14,37 +16,19 @@ def make_node(name: str = "decode-0", **joined: Any) -> Node:
     return Cluster(make_joined(name, **joined)).core.nodes[NodeName(name)]
 
 
-def make_candidates(
-    *each: dict[str, Any], token_count_max: int = 48, preferred_at: int = -1
-) -> Candidates:
-    """Idle nodes, ``decode-0`` and so on unless a ``node`` is given, and a request of 3 blocks;
-    otherwise columns are as said."""
+def make_candidates(*each: dict[str, Any], question: Question | None = None) -> Candidates:
+    """Idle decode nodes, ``decode-0`` and so on unless a ``node`` is given, and a request of 3
+    blocks; otherwise rows, by their names in ``parts``, are as said."""
     nodes = [fields.get("node") or make_node(f"decode-{at}") for at, fields in enumerate(each)]
     pools = Pools(nodes)
-    candidates = Candidates(
-        pools.nodes,
-        pools.names,
-        pools.table,
-        bounds=Bounds(pools.table),
-        blocks_max=0,
-        token_count_max=token_count_max,
-        preferred_at=preferred_at,
-    )
+    table = pools.table.copy()
     for at, fields in enumerate(each):
-        values = {
-            "remainder_tokens": 32,
-            "completion_s": 0.1,
-            "blocks": 3,
-            "claim": 3,
-            "unpromised_blocks": nodes[at].unleased_block_count(),
-            "sequences": nodes[at].sequence_count,
-            **{name: value for name, value in fields.items() if name != "node"},
-        }
+        values = {"REMAINDER": 32, "COMPLETION_S": 0.1, "BLOCKS": 3, "CLAIM": 3, **fields}
         for name, value in values.items():
-            getattr(candidates, name)[at] = value
-    candidates.bounds = Bounds(pools.table)
-    candidates.blocks_max = candidates.blocks.max(initial=0.0)
-    return candidates
+            if name != "node":
+                table[getattr(parts, name), at] = value
+    question = question or make_question()
+    return Candidates(pools.decode, table, question.asked(Role.DECODE, full_s=inf))
 
 
 def make_question(**fields: Any) -> Question:

@@ -5,56 +5,56 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdd.core.identity import NodeName, RequestId
+from pdd.core.identity import Forking, NodeName, RequestId
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy import filters
-from pdd.scheduler.policy.candidate import Candidates, Question
+from pdd.scheduler.policy import filters, parts
+from pdd.scheduler.policy.candidate import Question
+from pdd.scheduler.policy.profile import limits_of
 from pdd.scheduler.settings import PolicySettings
-from tests.builders import make_identity, make_request
+from tests.builders import make_request
 from tests.unit.scheduler.policy.parts import make_candidates, make_node, make_question
 
 SETTINGS = PolicySettings()
 
 
 def dropped(
-    name: str, candidates: Candidates, question: Question | None = None
+    name: str, *each: dict[str, Any], question: Question | None = None
 ) -> dict[NodeName, str]:
     """Whom a filter drops, and what it says of each."""
     part = {**filters.ALWAYS, **filters.FILTERS}[name]
     question = question or make_question()
-    mask = part.drops(candidates, question, SETTINGS)
+    candidates = make_candidates(*each, question=question)
+    table, asked = candidates.table, candidates.asked
+    parts.survey(table, 0, np.full(len(each), -1.0), asked)
     return {
         candidates.names[at]: part.why(candidates.at(at), question, SETTINGS)
         for at in range(len(candidates))
-        if mask is not None and mask[at]
+        if parts.drops(part.number, table, at, asked, limits_of(SETTINGS))
     }
 
 
 def test_rested_drops_the_engine_that_has_just_failed_this_request() -> None:
-    question = make_question(avoid=[make_identity("decode-0")])
-    candidates = make_candidates({}, {})
-    assert dropped("rested", candidates, question) == {
+    assert dropped("rested", {"RESTS": 1}, {}) == {
         "decode-0": "its engine has just failed this request"
     }
-    assert dropped("rested", candidates) == {}
 
 
 @pytest.mark.parametrize(
     ("fields", "choice_count", "why"),
     [
-        ({"blocks": 100}, 1, None),
-        ({"blocks": 101}, 1, "101 blocks wanted, 100 unpromised"),
-        ({"sequences": 15}, 1, None),
-        ({"sequences": 16}, 1, "it runs 16 sequences, its most"),
-        ({"sequences": 14}, 2, None),
-        ({"sequences": 15}, 2, "2 sequences wanted, it runs 15 of 16"),
+        ({"BLOCKS": 100}, 1, None),
+        ({"BLOCKS": 101}, 1, "101 blocks wanted, 100 unpromised"),
+        ({"SEQUENCES": 15}, 1, None),
+        ({"SEQUENCES": 16}, 1, "it runs 16 sequences, its most"),
+        ({"SEQUENCES": 14}, 2, None),
+        ({"SEQUENCES": 15}, 2, "2 sequences wanted, it runs 15 of 16"),
     ],
 )
 def test_fits_counts_blocks_and_sequences(
     fields: dict[str, Any], choice_count: int, why: str | None
 ) -> None:
     question = make_question(choice_count=choice_count)
-    assert dropped("fits", make_candidates(fields, {}), question) == (
+    assert dropped("fits", fields, {}, question=question) == (
         {} if why is None else {"decode-0": why}
     )
 
@@ -64,25 +64,40 @@ def test_fits_counts_blocks_and_sequences(
 )
 def test_holds_longest_wants_the_whole_sequence_to_fit(max_tokens: int, why: str | None) -> None:
     question = make_question(request=make_request(max_tokens=max_tokens))
-    candidates = make_candidates({}, token_count_max=32 + max_tokens)
-    assert dropped("holds_longest", candidates, question).get(NodeName("decode-0")) == why
-
-
-def test_holds_longest_wants_room_for_all_choices() -> None:
-    question = make_question(choice_count=2)
-    candidates = make_candidates({}, {})
-    candidates.holds_choices = np.array([False, True])
-    assert dropped("holds_longest", candidates, question) == {
-        "decode-0": "it runs one choice per request"
-    }
+    assert dropped("holds_longest", {}, question=question).get(NodeName("decode-0")) == why
 
 
 @pytest.mark.parametrize(
-    ("held", "is_dropped"),
-    [(None, False), ({"decode-0": 2}, True), ({"decode-0": 3}, False), ({"decode-1": 0}, False)],
+    ("node", "claim", "why"),
+    [
+        ({"forking": Forking.SHARED}, 100, None),
+        ({"forking": Forking.APART}, 100, None),
+        ({"forking": Forking.NONE}, 100, "it runs one choice per request"),
+        (
+            {"forking": Forking.APART},
+            101,
+            "2 choices want 2 sequences and 6 blocks, it holds 16 and 100",
+        ),
+        (
+            {"forking": Forking.SHARED, "max_num_seqs": 1},
+            100,
+            "2 choices want 2 sequences and 4 blocks, it holds 1 and 100",
+        ),
+    ],
 )
-def test_unheld_leaves_kept_room_alone(held: Any, is_dropped: bool) -> None:
-    assert bool(dropped("unheld", make_candidates({}), make_question(held=held))) == is_dropped
+def test_holds_longest_wants_room_for_all_choices(
+    node: dict[str, Any], claim: int, why: str | None
+) -> None:
+    fields = {"node": make_node(**node), "CLAIM": claim}
+    told = dropped("holds_longest", fields, question=make_question(choice_count=2))
+    assert told == ({} if why is None else {"decode-0": why})
+
+
+@pytest.mark.parametrize(("may_take", "is_dropped"), [(0, True), (2, True), (3, False)])
+def test_unheld_leaves_kept_room_alone(may_take: int, is_dropped: bool) -> None:
+    told = dropped("unheld", {"MAY_TAKE": may_take}, {})
+    why = "its room is kept for a request that waits longer"
+    assert told == ({"decode-0": why} if is_dropped else {})
 
 
 def busy(*, blocks: int, claim: int, is_long: bool = False) -> Node:
@@ -107,19 +122,18 @@ def test_headroom_keeps_a_tenth_for_growth_or_less_if_less_can_grow(
     blocks: int, claim: int, own: int, own_claim: int, is_dropped: bool
 ) -> None:
     node = busy(blocks=blocks, claim=claim)
-    candidates = make_candidates({"node": node, "blocks": own, "claim": own_claim})
-    assert bool(dropped("headroom", candidates)) == is_dropped
+    fields = {"node": node, "BLOCKS": own, "CLAIM": own_claim}
+    assert bool(dropped("headroom", fields)) == is_dropped
 
 
 def test_headroom_says_what_would_be_left_and_what_is_kept() -> None:
-    candidates = make_candidates({"node": busy(blocks=92, claim=92), "claim": 9})
-    assert dropped("headroom", candidates) == {
+    assert dropped("headroom", {"node": busy(blocks=92, claim=92), "CLAIM": 9}) == {
         "decode-0": "it would have 5 blocks left, 6 are kept"
     }
 
 
 def test_headroom_lets_the_first_one_have_a_whole_node() -> None:
-    assert dropped("headroom", make_candidates({"blocks": 95, "claim": 100})) == {}
+    assert dropped("headroom", {"BLOCKS": 95, "CLAIM": 100}) == {}
 
 
 @pytest.mark.parametrize(
@@ -137,11 +151,8 @@ def test_large_share_bounds_what_large_and_long_ones_hold_together(
     held: int, own: int, is_long: bool, is_dropped: bool
 ) -> None:
     node = busy(blocks=held, claim=held, is_long=True)
-    told = dropped(
-        "large_share",
-        make_candidates({"node": node, "blocks": own}),
-        make_question(is_long=is_long),
-    )
+    question = make_question(is_long=is_long)
+    told = dropped("large_share", {"node": node, "BLOCKS": own}, question=question)
     why = f"large ones would hold {held + own} blocks, over 75"
     assert told == ({"decode-0": why} if is_dropped else {})
 
@@ -150,16 +161,14 @@ def test_large_share_bounds_their_number_too() -> None:
     node = make_node(max_num_seqs=4)
     for index in range(3):
         node.lease(RequestId(f"x{index}"), blocks=1, queued_tokens=0, is_long=True)
-    candidates = make_candidates({"node": node})
-    assert dropped("large_share", candidates, make_question(is_long=True)) == {
+    assert dropped("large_share", {"node": node}, question=make_question(is_long=True)) == {
         "decode-0": "it runs 3 long sequences, their most"
     }
-    assert not dropped("large_share", candidates)
+    assert not dropped("large_share", {"node": node})
 
 
 def test_a_large_one_may_have_a_node_without_others_for_itself() -> None:
-    candidates = make_candidates({"blocks": 100})
-    assert dropped("large_share", candidates, make_question(is_long=True)) == {}
+    assert dropped("large_share", {"BLOCKS": 100}, question=make_question(is_long=True)) == {}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,7 @@ def test_a_large_one_may_have_a_node_without_others_for_itself() -> None:
     ],
 )
 def test_inbound_bounds_what_is_on_its_way(seconds: float, why: str | None) -> None:
-    told = dropped("inbound", make_candidates({"inbound_s": seconds}))
+    told = dropped("inbound", {"INBOUND_S": seconds})
     assert told.get(NodeName("decode-0")) == why
 
 
@@ -187,9 +196,9 @@ def test_inbound_bounds_what_is_on_its_way(seconds: float, why: str | None) -> N
 def test_spill_drops_the_preferred_node_above_its_load_if_another_is_below(
     load: float, other_load: float, why: str | None
 ) -> None:
-    candidates = make_candidates({"load": load}, {"load": other_load}, preferred_at=0)
-    assert dropped("spill", candidates) == ({} if why is None else {"decode-0": why})
+    told = dropped("spill", {"LOAD": load, "PREFERRED": 1}, {"LOAD": other_load})
+    assert told == ({} if why is None else {"decode-0": why})
 
 
 def test_spill_concerns_only_the_key_that_prefers_the_node() -> None:
-    assert dropped("spill", make_candidates({"load": 0.99}, {})) == {}
+    assert dropped("spill", {"LOAD": 0.99}, {}) == {}

@@ -1,11 +1,13 @@
 """How parts are put together, what is kept of each, and how ties are broken."""
 
 from collections import Counter
+from math import inf
 
 import numpy as np
 import pytest
 
 from pdd.core.identity import NodeName
+from pdd.scheduler.policy.filters import ALWAYS, FILTERS
 from pdd.scheduler.policy.picker import pick
 from pdd.scheduler.policy.profile import Profile
 from pdd.scheduler.policy.scorers import SCORERS
@@ -51,21 +53,19 @@ def profile(**changes: object) -> Profile:
 
 def test_scores_are_weighed_added_and_kept() -> None:
     candidates = make_candidates(
-        {"unpromised_blocks": 73, "sequences": 8},  # 0.7 + 0.5 x 0.5
-        {"unpromised_blocks": 73, "sequences": 12},  # 0.7 + 0.5 x 0.25
+        {"UNPROMISED": 73, "SEQUENCES": 8},  # 0.7 + 0.5 x 0.5
+        {"UNPROMISED": 73, "SEQUENCES": 12},  # 0.7 + 0.5 x 0.25
     )
     choice = profile().choose(candidates, make_question(), key=b"k")
     assert choice.chosen_at == 0
     assert choice.chosen == candidates.at(0)
-    assert choice.totals is not None
     assert choice.totals.tolist() == pytest.approx([0.95, 0.825])
     assert choice.profile.scorer_names == ("free_kv", "running"), "weight 0 is left out"
-    assert choice.scores is not None
     assert choice.scores[:, 0].tolist() == [0.7, 0.5]
 
 
 def test_it_is_told_who_dropped_whom_and_who_dropped_the_last() -> None:
-    candidates = make_candidates({"inbound_s": 9.0}, {"blocks": 200})
+    candidates = make_candidates({"INBOUND_S": 9.0}, {"BLOCKS": 200})
     choice = profile().choose(candidates, make_question(), key=b"k")
     assert choice.chosen is None
     assert choice.emptied_by == "inbound"
@@ -75,26 +75,28 @@ def test_it_is_told_who_dropped_whom_and_who_dropped_the_last() -> None:
 
 def test_who_is_dropped_is_not_scored_and_gives_no_measure_to_others() -> None:
     candidates = make_candidates(
-        {"blocks": 200, "completion_s": 0.1}, {"completion_s": 2.0}, {"completion_s": 4.0}
+        {"BLOCKS": 200, "COMPLETION_S": 0.1}, {"COMPLETION_S": 2.0}, {"COMPLETION_S": 4.0}
     )
     choice = profile(scorers={"completion": 1.0}).choose(candidates, make_question(), key=b"k")
     assert choice.chosen_at == 1
-    assert choice.left is not None
-    assert choice.left.tolist() == [1, 2]
-    assert choice.totals is not None
-    assert choice.totals.tolist() == [1.0, 0.5]
+    assert choice.left_count == 2
+    assert choice.dropped == {0: "fits"}
+    assert choice.totals.tolist() == [-inf, 1.0, 0.5]
 
 
-def test_a_score_out_of_range_is_a_bug_that_names_its_scorer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(SCORERS, "running", lambda *parts: parts[-1].fill(1.5))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"scorer running gave 1\.5"):
-        profile().choose(make_candidates({}), make_question(), key=b"k")
+def test_a_score_out_of_range_is_a_bug_that_names_its_scorer() -> None:
+    with pytest.raises(AssertionError, match="running gave no score"):
+        profile().choose(make_candidates({"SEQUENCES": -8}), make_question(), key=b"k")
+
+
+def test_each_part_has_a_number_of_its_own() -> None:
+    filters = [part.number for part in {**ALWAYS, **FILTERS}.values()]
+    assert sorted(filters) == list(range(len(filters)))
+    assert sorted(SCORERS.values()) == list(range(len(SCORERS)))
 
 
 def test_filters_that_are_always_in_force_need_not_be_named() -> None:
-    candidates = make_candidates({"blocks": 200})
+    candidates = make_candidates({"BLOCKS": 200})
     choice = profile(filters=()).choose(candidates, make_question(), key=b"k")
     assert choice.chosen is None
     assert choice.emptied_by == "fits"
