@@ -22,7 +22,8 @@ The document (null: that phase was not run; other keys are only ever added)::
     limited_by, fast_limited_by            what kept it from the rate asked for; "" for nothing
     tokens_expected, _delivered            events with a text
     tokens_lost, tokens_doubled            against the oracle; a wrong token is one of each
-    added_itl_p99_ms, added_itl_ms         see ``gateway_figures``; delivery_ms, streams_unmatched
+    added_itl_p99_ms, added_itl_ms         see ``gateway_figures``; delivery_ms, streams_unmatched,
+                                           added_itl_clock
     scheduler_cpu_us_per_token             and scheduler_cores, node_cpu_us_per_token
     scheduler_rss_mib_per_stream           most RSS during the load, less that before it
     ceiling_tokens_per_s                   of phase ``fast``, on this machine with all its nodes;
@@ -205,6 +206,7 @@ class GatewayBench:
             "tokens_doubled": int(samples.tokens_doubled.sum()),
             "added_itl_p99_ms": itl_ms["p99"],
             "added_itl_ms": itl_ms,
+            "added_itl_clock": measured.load.generator.arrival_clock,
             "delivery_ms": summary(added.delivery_s),
             "streams_unmatched": added.unmatched,
             "scheduler_cpu_us_per_token": _us(measured.scheduler_cpu_s, events),

@@ -3,10 +3,15 @@
 **Added ITL** of a token: the time between it and the one before it at the client, minus the time
 between the same two tokens in the engine, as the engine itself has written down (``step_log``: when
 a step's tokens were handed over, before anything of pdd's way out has seen them). It is what node,
-control stream, scheduler, HTTP and the generator's own reading add to (or take from) the engine's
-rhythm; negative where a late token was followed by a punctual one. ``added_itl_p99_ms`` is the 99th
-percentile over all gaps of all streams. Beside it stands **delivery**: from the engine's hand-over
-to the client's read, per token.
+control stream, scheduler, HTTP and the way into the client's socket add to (or take from) the
+engine's rhythm; negative where a late token was followed by a punctual one. ``added_itl_p99_ms`` is
+the 99th percentile over all gaps of all streams. Beside it stands **delivery**: from the engine's
+hand-over to the client, per token.
+
+A token is at the client when the kernel has it there (``arrival_clock``; the document's
+``added_itl_clock`` is ``kernel``): when the client's process, which shares its core with the
+engines, gets to reading it is no delay of the server's. Where the kernel tells no times
+(``read``), the generator's own lateness is in all of these figures.
 """
 
 from collections.abc import Mapping, Sequence

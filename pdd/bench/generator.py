@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
+from pdd.bench.arrival_clock import ArrivalClock
 from pdd.bench.http_client import ConnectionPool, Exchange
 from pdd.bench.prompts import Calibration
 from pdd.bench.samples import Outcome, Sample
@@ -111,6 +112,11 @@ class Generator:
         self.lateness_s: list[float] = []
         self.loop_lag_s: list[float] = []
         self.cut_off_count = 0
+
+    @property
+    def arrivals(self) -> ArrivalClock:
+        """How the times of what was read were told."""
+        return self._pool.arrivals
 
     @property
     def waited_count(self) -> int:
@@ -326,8 +332,9 @@ class Generator:
                 self._pool.end_all("unfinished")
 
     async def _heartbeat(self) -> None:
-        """How long the loop makes others wait: read times cannot be better than that."""
+        """How long the loop makes others wait: its own times cannot be better than that."""
         while True:
+            self._pool.arrivals.compare()
             due_s = self._clock() + _HEARTBEAT_S
             await asyncio.sleep(_HEARTBEAT_S)
             self.loop_lag_s.append(max(0.0, self._clock() - due_s))

@@ -1,18 +1,23 @@
 """HTTP/1.1 on raw transports: httptools reads, prebuilt bytes are written.
 
+Without TLS the time of what is read is the kernel's (``arrival_clock``), with TLS that of the read.
+
 One ``Exchange`` at a time per connection; connections are kept alive and used again, the most
 recently used first. Nothing here waits: answers come as a call of ``Exchange.on_end``.
 """
 
 import asyncio
 import json
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 
+from pdd.bench.arrival_clock import ArrivalClock
+from pdd.bench.stamped_transport import StampedTransport
 from pdd.bench.target import Target
 from pdd.bench.token_events import TokenEvents
 
@@ -96,6 +101,8 @@ class ConnectionPool:
         self._waiting: deque[Exchange] = deque()
         self._ssl = ssl.create_default_context() if target.tls else None
         self._address = target.host
+        self._family = socket.AF_INET
+        self.arrivals = ArrivalClock(clock)
         self.waited_count = 0
         self._failure: BaseException | None = None
 
@@ -111,8 +118,12 @@ class ConnectionPool:
             OSError: it is unknown.
         """
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._target.host, self._target.port, type=1)
-        self._address = str(found[0][4][0])
+        found = await loop.getaddrinfo(
+            self._target.host, self._target.port, type=socket.SOCK_STREAM
+        )
+        self._family, self._address = found[0][0], str(found[0][4][0])
+        if self._ssl is None:
+            self.arrivals.open()
 
     def send(self, exchange: Exchange) -> None:
         """Start it on an idle connection, a new one, or when one becomes free."""
@@ -138,6 +149,7 @@ class ConnectionPool:
         for connection in self._idle:
             connection.drop()
         self._idle.clear()
+        self.arrivals.close()
 
     def _give_up(self, is_over: Callable[[Exchange], bool], fault: str, detail: str) -> None:
         for task, exchange in list(self._connecting.items()):
@@ -202,14 +214,30 @@ class ConnectionPool:
         task.add_done_callback(lambda done: self._connected(done, exchange))
 
     async def _open(self, exchange: Exchange) -> None:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: _Connection(self, self._clock),
-            self._address,
-            self._target.port,
-            ssl=self._ssl,
-            server_hostname=self._target.host if self._ssl is not None else None,
-        )
+        connection = _Connection(self, self._clock)
+        if self._ssl is None:
+            await self._open_plain(connection)
+        else:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                self._address,
+                self._target.port,
+                ssl=self._ssl,
+                server_hostname=self._target.host,
+            )
         connection.begin(exchange)
+
+    async def _open_plain(self, connection: "_Connection") -> None:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.arrivals.arm(sock)
+            await asyncio.get_running_loop().sock_connect(sock, (self._address, self._target.port))
+        except BaseException:
+            sock.close()
+            raise
+        connection.connected(StampedTransport(sock, connection, self.arrivals))
 
     def _connected(self, task: asyncio.Task[None], exchange: Exchange) -> None:
         if self._connecting.pop(task, None) is None or task.cancelled():
@@ -222,11 +250,23 @@ class ConnectionPool:
             self._failure = error
 
 
+class _Transport(Protocol):
+    """What a connection needs of its socket."""
+
+    def write(self, data: bytes) -> None:
+        """Send it, now or later."""
+        ...
+
+    def abort(self) -> None:
+        """Close it at once."""
+        ...
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self, pool: ConnectionPool, clock: Callable[[], float]) -> None:
         self._pool = pool
         self._clock = clock
-        self._transport: asyncio.Transport | None = None
+        self._transport: _Transport | None = None
         self._parser: Any = None
         self._used = False
         self._now_s = 0.0
@@ -265,9 +305,19 @@ class _Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # a stream's always is one
 
     def data_received(self, data: bytes) -> None:
+        self.data_arrived(data, self._pool.arrivals.arrival_s(()))
+
+    # --- StampedTransport --------------------------------------------------------------------
+
+    def connected(self, transport: StampedTransport) -> None:
+        """Instead of ``connection_made``."""
+        self._transport = transport
+
+    def data_arrived(self, data: bytes, at_s: float) -> None:
+        """Bytes, and when they came."""
         if self.exchange is None:
             return  # given up, or the server talks unasked
-        self._now_s = self._clock()
+        self._now_s = at_s
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:

@@ -97,4 +97,6 @@ async def _exchange(target: Target, request: bytes) -> Exchange:
     except TimeoutError as error:
         raise NodeUnavailable(f"{target.url}: no answer within {_TIMEOUT_S:g} s") from error
     finally:
-        pool.end_all("timeout") if not ended.done() else pool.close()
+        if not ended.done():
+            pool.end_all("timeout")
+        pool.close()

@@ -23,7 +23,8 @@ Version 1; keys are only ever added::
     stages_ms        {"queue", "prefill", "transfer", "decode"}, as percentiles; null unless the
                      server's usage has them
     personas         hot persona against the others; null without personas
-    generator        what the generator cost and how late it was; ceiling_tokens_per_s; warnings
+    generator        what the generator cost and how late it was; who told when bytes came
+                     (arrival_clock: kernel, or read); ceiling_tokens_per_s; warnings
 """
 
 from dataclasses import asdict
@@ -35,7 +36,7 @@ from pdd.bench.ceiling import Ceiling
 from pdd.bench.goodput import Objectives, goodputs
 from pdd.bench.percentiles import Latencies, per_persona, stage_summaries
 from pdd.bench.samples import Outcome, Samples
-from pdd.bench.workers import GeneratorReport, Load
+from pdd.bench.workers import KERNEL, GeneratorReport, Load
 
 SCHEMA_VERSION = 1
 _LATE_MS = 5.0
@@ -104,10 +105,16 @@ def warnings(
             "the machine is busy, or add --processes"
         )
     lag_ms = generator.loop_lag_ms["p99"]
-    if lag_ms is not None and lag_ms > _LATE_MS:
+    if lag_ms is not None and lag_ms > _LATE_MS and generator.arrival_clock != KERNEL:
         said.append(
-            f"the generator's loop stood still for {lag_ms:g} ms or longer in 1 % of its turns: "
-            "gaps between tokens are no more exact than that"
+            f"the generator's loop stood still for {lag_ms:g} ms or longer in 1 % of its turns, "
+            f"and the kernel told no time for {generator.unstamped_reads:,} of "
+            f"{generator.reads:,} reads: gaps between tokens are no more exact than that"
+        )
+    if generator.clock_steps:
+        said.append(
+            f"this machine's time of day was set {generator.clock_steps} times: tokens that came "
+            "within 20 ms of that have wrong times"
         )
     if generator.busiest_cpu_fraction > _BUSY_FRACTION:
         said.append(

@@ -59,6 +59,7 @@ class Result:
     """What a process saw, and what it cost.
 
     ``cpu_s``: CPU of this process from the load's start to its end, ``wall_s``: that time.
+    ``*_count`` of reads and clock steps: see ``arrival_clock``.
     """
 
     samples: Samples
@@ -68,6 +69,9 @@ class Result:
     wall_s: float
     cut_off_count: int
     waited_count: int
+    read_count: int
+    unstamped_count: int
+    clock_step_count: int
 
 
 def run_worker(
@@ -148,6 +152,9 @@ async def _work(
             wall_s=wall_s,
             cut_off_count=generator.cut_off_count,
             waited_count=generator.waited_count,
+            read_count=generator.arrivals.read_count,
+            unstamped_count=generator.arrivals.unstamped_count,
+            clock_step_count=generator.arrivals.step_count,
         )
     )
 

@@ -248,6 +248,10 @@ def generator_report(**fields):
         "loop_lag_ms": calm,
         "waited_for_connection": 0,
         "cut_off": 0,
+        "arrival_clock": "kernel",
+        "reads": 100,
+        "unstamped_reads": 0,
+        "clock_steps": 0,
     }
     return GeneratorReport(**(defaults | fields))
 
@@ -257,7 +261,17 @@ def generator_report(**fields):
     [
         ({}, None),
         ({"lateness_ms": {"count": 9, "p99": 9.0}}, "left 9 ms late"),
-        ({"loop_lag_ms": {"count": 9, "p99": 9.0}}, "stood still for 9 ms"),
+        (
+            {
+                "loop_lag_ms": {"count": 9, "p99": 9.0},
+                "arrival_clock": "read",
+                "unstamped_reads": 100,
+            },
+            "stood still for 9 ms or longer in 1 % of its turns, and the kernel told no time for "
+            "100 of 100 reads",
+        ),
+        ({"loop_lag_ms": {"count": 9, "p99": 9.0}}, None),
+        ({"clock_steps": 2}, "time of day was set 2 times"),
         ({"busiest_cpu_fraction": 0.9}, "90% of a core"),
         ({"waited_for_connection": 3}, "3 requests waited"),
     ],
