@@ -52,7 +52,7 @@ _KNOWN = {
     ),
     "pulls_completed": _Known("completed_pulls", "Prefixes that a prefill node has pulled"),
     "pulls_not_held": _Known(
-        "not_held_pulls", "Prefixes that the decode node held no more when they were asked for"
+        "not_held_pulls", "Prefixes of which the decode node held no more, or not all, when asked"
     ),
     "pulls_failed": _Known("failed_pulls", "Prefixes that did not come in time, or not whole"),
     "pulled_bytes": _Known("pulled_bytes", "KV bytes of pulled prefixes"),

@@ -226,7 +226,8 @@ class Engine(Protocol):
 def pull_counter(failed_reason: str) -> str:
     """The engine's counter (``Engine.counters``) for a pull that ended so; empty: it succeeded.
 
-    A lender that holds less than was believed refuses (``out_of_range``): no fault of anybody.
+    A lender that holds less than was believed sends that, and says so (``out_of_range``): no fault
+    of anybody.
     """
     if not failed_reason:
         return "pulls_completed"

@@ -45,8 +45,8 @@ Where they come sooner than they are computed (``policy.pull``), the plan says s
          ───── blocks the other lacks ──────► as always
 
     what happens                       what is done
-    the decode node evicted it         its job lends what is left; a ticket for more is refused at
-                                       once; computed, counted (``not_held_pulls``), no fault
+    the decode node evicted some       its job lends what is left: that is pulled, and the rest
+                                       computed at once; counted (``not_held_pulls``), no fault
     it does not come within            the ticket is cancelled, its blocks stay quarantined until
     ``wait_s``, or comes damaged       nothing can write to them; computed (``failed_pulls``)
     the decode job has not begun yet   the ticket is kept for it, at most for ``wait_s``

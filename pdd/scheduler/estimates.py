@@ -169,7 +169,7 @@ class Estimates:
         now_s: float,
     ) -> None:
         """A prefix has come, or not: then its time was lost, which counts against the link. One
-        that was held no more is told at once, and costs next to nothing."""
+        that is held no more is told at once, and costs next to nothing."""
         if size_bytes >= _LINK_SAMPLE_BYTES_MIN or not is_complete:
             self._links_from(source).observe(target, size_bytes, pull_s, now_s=now_s)
 

@@ -26,7 +26,8 @@ grant in force: one nonce, one peer. Nothing is sent without a lane.
     a ticket does not fit               Refusal and END; the sequence stays     (not at all)
     the sequence never comes            the grant is refused after              (not known)
                                         pending_grant_timeout_s (unknown_key)
-    wanted blocks will never exist      END out_of_range                        out_of_range
+    wanted blocks will never exist      sends those before them, then END       out_of_range
+                                        out_of_range
     a chunk arrived damaged             that chunk once more; the target        (not at all),
                                         gives up at the second time             then cancelled
     the target cancels                  END cancelled                           cancelled

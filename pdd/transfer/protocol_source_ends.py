@@ -48,6 +48,12 @@ def end(
         state.timers.schedule(at_s, "quiesce", sequence.key)
 
 
+def end_out_of_range(state: SourceState, sequence: Sequence) -> None:
+    """The target has got what there is, and wants more than that."""
+    state.count_refused(Reason.OUT_OF_RANGE)
+    end(state, sequence, Reason.OUT_OF_RANGE, EndReason.OUT_OF_RANGE)
+
+
 def end_lane(state: SourceState, lane: Lane, reason: EndReason) -> None:
     """Say END; the lane is forgotten when its sends are final."""
     lane.ended = True

@@ -81,15 +81,16 @@ def cancelled(state: SourceState, peer: PeerId, message: Cancel, lane: Lane | No
 
 
 def check_range(state: SourceState, sequence: Sequence, lane: Lane) -> None:
-    """A grant for blocks that will never exist here is ended, not left to its deadline."""
+    """A grant for blocks that will never exist here is ended, not left to its deadline. What exists
+    of them is sent first, as long as nothing before it is missing."""
     if sequence.first_index is None or lane.ended:
         return
     wanted = [i for i in range(lane.first_index, lane.end_index) if i not in lane.held]
-    too_early = bool(wanted) and wanted[0] < sequence.first_index
-    too_late = bool(wanted) and sequence.last and wanted[-1] >= sequence.end_index
-    if too_early or too_late:
-        state.count_refused(Reason.OUT_OF_RANGE)
-        ends.end(state, sequence, Reason.OUT_OF_RANGE, EndReason.OUT_OF_RANGE)
+    if wanted and wanted[0] < sequence.first_index:
+        ends.end_out_of_range(state, sequence)
+    elif wanted and sequence.last and wanted[-1] >= sequence.end_index:
+        lane.is_short = True
+        lanes.end_if_short(state, sequence, lane)
 
 
 def pending_timer(state: SourceState, key: str) -> None:

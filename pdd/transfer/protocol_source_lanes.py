@@ -7,13 +7,14 @@
         |             v   at most window_chunks per peer; the peer's lanes take turns
       sent <------ SendChunk
         |
-        v nothing left and all final: Probe, ever more seldom, until the receipt
+        v nothing left and all final: Probe, ever more seldom, until the receipt;
+                                      END, where the target wants more than there will be
 
 A chunk is sent at most twice. Nothing is sent after a lane's lease.
 """
 
 from pdd.transfer import protocol_source_ends as ends
-from pdd.transfer.protocol_source_state import Lane, PeerTurns, SourceState
+from pdd.transfer.protocol_source_state import Lane, PeerTurns, Sequence, SourceState
 from pdd.transfer.protocol_values import ChunkSent, SendChunk, SendControl
 from pdd.transfer.values import Reason
 from pdd.wire.control import Again, Probe
@@ -52,7 +53,7 @@ def sent(state: SourceState, event: ChunkSent) -> None:
     if sequence is not None and event.ok:
         sequence.sent_bytes += event.size_bytes
     if sequence is not None and sequence.ending is None and not lane.ended:
-        if not lane.in_flight and _next_chunk(state, lane, take=False) is None:
+        if not end_if_short(state, sequence, lane) and _is_done(state, lane):
             _probe_later(state, lane)
     elif not lane.in_flight:
         ends.forget_lane(state, lane)
@@ -88,6 +89,20 @@ def lane_timer(state: SourceState, what: str, lane: Lane) -> None:
         limit_s = 2 * state.settings.control_repeat_limit_s
         lane.probe_pause_s = min(2 * lane.probe_pause_s, limit_s)
         _probe_later(state, lane)
+
+
+def end_if_short(state: SourceState, sequence: Sequence, lane: Lane) -> bool:
+    """End a lane that wants more than there will be, once the target has got all that there is:
+    the chunks of an earlier one might never be read."""
+    if not lane.is_short or not _is_done(state, lane):
+        return False
+    ends.end_out_of_range(state, sequence)
+    return True
+
+
+def _is_done(state: SourceState, lane: Lane) -> bool:
+    """Whether all that may be sent now is final."""
+    return not lane.in_flight and _next_chunk(state, lane, take=False) is None
 
 
 def _probe_later(state: SourceState, lane: Lane) -> None:

@@ -37,6 +37,7 @@ class Lane:
     cursor: int  # next prompt block index to look at
     next_serial: int
     shared: bool
+    is_short: bool = False  # the last blocks that it names will never exist here
     ended: bool = False
     queued: bool = False  # in its peer's turn queue
     # serial -> (first index, block count, chunk number)

@@ -28,7 +28,8 @@ A want has at most one live lane; a lane outlives its want while messages are on
                                         answer_timeout_s the peer is lost       a lost connection
     a chunk is damaged                  Again; at the second time it fails      digest_mismatch
     the source refuses or ends          what has come is kept, the rest is bad  refused, aborted,
-                                                                                out_of_range, ...
+                                                                                ...
+    the source has fewer blocks         those are awaited, the rest is bad      out_of_range
     a record breaks the rules           nothing is posted for it; ClosePeer     protocol_violation
     the connection is lost              one new lane for what is missing, then  peer_lost, unless
                                         it fails                                resumed

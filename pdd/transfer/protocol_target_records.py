@@ -7,7 +7,8 @@
       |----CHUNK, live-----> ReceiveChunk --final--> digest right: Land, verified
       |                          \\-> wrong, or its slot overtaken: Again once, then the want fails
       |----CHUNK, draining-> DiscardChunk, no block in reach
-      '----END-------------> the want fails with the source's reason; the lane is over
+      '----END-------------> the want fails with the source's reason; the lane is over. One that is
+                             out of range first waits for the chunks that were announced
 """
 
 from pdd.transfer import protocol_target_ends as ends
@@ -101,6 +102,8 @@ def chunk_received(state: TargetState, event: ChunkReceived) -> None:
     want.transferred_bytes += record.size_bytes
     if len(want.verified) == len(want.block_ids):
         ends.complete(state, want, lane)
+    elif lane.ended:
+        _end_when_all_came(state, want, lane)
     else:
         lanes.post_record(state, lane)
 
@@ -171,8 +174,17 @@ def _ended(state: TargetState, lane: Lane, reason: EndReason) -> None:
     lane.ended = True
     want = state.wants.get(lane.key)
     if lane.live and want is not None:
+        if reason is EndReason.OUT_OF_RANGE:
+            _end_when_all_came(state, want, lane)
+            return
         ends.fail(state, want, _END_REASONS[reason])
     ends.lane_settled(state, lane)
+
+
+def _end_when_all_came(state: TargetState, want: Want, lane: Lane) -> None:
+    """The source has sent what it has of the want, which is not all."""
+    if not lane.outstanding:
+        ends.fail(state, want, Reason.OUT_OF_RANGE)
 
 
 def _what_is_wrong(state: TargetState, event: ChunkReceived, record: Record) -> Reason | None:
@@ -188,7 +200,7 @@ def _what_is_wrong(state: TargetState, event: ChunkReceived, record: Record) -> 
 def _ask_again(state: TargetState, want: Want, lane: Lane, record: Record, wrong: Reason) -> None:
     """A chunk is damaged or overtaken: it is asked for once more, block by block only once."""
     indices = range(record.first_index, record.first_index + record.block_count)
-    if any(index in want.retried for index in indices):
+    if lane.ended or any(index in want.retried for index in indices):
         ends.fail(state, want, wrong)
         return
     want.retried.update(indices)

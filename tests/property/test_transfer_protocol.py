@@ -49,7 +49,7 @@ from pdd.transfer.protocol_values import (
     Ticked,
 )
 from pdd.transfer.settings import TransferSettings
-from pdd.transfer.values import PeerId, SourceReleased, TargetCompleted
+from pdd.transfer.values import PeerId, SourceReleased, TargetCompleted, TargetFailed
 from pdd.wire.record import Record, RecordKind, pack_record
 
 SOURCE = NodeIdentity(name="prefill-0", uuid="source", boot_epoch=1)
@@ -122,6 +122,7 @@ class World:
         self.pairs = 0
         self.flips = 0
         self.overtaken = 0
+        self.partial = 0  # transfers of which some blocks have come
         self.quiet = False  # no more faults
 
     # ------------------------------------------------------------------ protocols and effects
@@ -219,6 +220,10 @@ class World:
             expected = [(event.key, index) for index in range(first, first + count)]
             assert [self.pool[block] for block in blocks] == expected
             assert event.transferred_bytes == count * BLOCK_BYTES
+        elif isinstance(event, TargetFailed):
+            self.partial += 0 < len(event.bad_indices) < len(blocks)
+            for index, block in enumerate(blocks, self.wanted[event.key][0]):
+                assert index in event.bad_indices or self.pool[block] == (event.key, index)
         for block in blocks:  # reused at once, by whoever comes next
             del self.owner[block]
             self.free.append(block)
@@ -572,7 +577,10 @@ def test_most_transfers_of_the_random_worlds_do_complete(lane, digest):
     opened = sum(n for w in worlds for (side, _), n in w.opened.items() if side == "target")
     flips = sum(world.flips for world in worlds)
     overtaken = sum(world.overtaken for world in worlds)
-    print(f"{completed} of {opened} complete, {flips} chunks damaged, {overtaken} overtaken")
+    partial = sum(world.partial for world in worlds)
+    print(f"{completed} of {opened} complete, {partial} in part, {flips} chunks damaged, ", end="")
+    print(f"{overtaken} overtaken")
+    assert partial > 10
     assert completed > opened // 5
     assert flips > 10 or not digest
     assert overtaken > 2 or lane != "shared"

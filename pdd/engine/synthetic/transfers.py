@@ -12,8 +12,8 @@ by then the prefill node has all it needed. ::
 
     prefill node                                decode node
     target: blocks reserved, ticket  ─────────► loan: the cached blocks of the decode job
-         ◄───────────────── blocks ────────────    │ it holds fewer: refused (out_of_range),
-    computes the rest                              │ nothing is sent, the rest is computed
+         ◄───────────────── blocks ────────────    │ it holds fewer: those are sent, and with the
+    computes the rest                              │ last that there are no more (out_of_range)
     source: all finished blocks      ─────────► target: those that it lacks
 """
 

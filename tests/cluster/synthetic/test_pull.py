@@ -108,6 +108,49 @@ async def test_a_prefix_that_the_decode_node_holds_no_more_is_computed_at_once()
             await node.wait_quiet()
 
 
+@pytest.mark.parametrize("believed_blocks", [1, 3])
+async def test_of_a_prefix_that_the_decode_node_holds_in_part_that_part_is_pulled(
+    believed_blocks: int,
+):
+    """The last blocks were evicted since the plan was made, or the first ones are here already."""
+    async with nodes(settings(), settings(), settings()) as (prefill, decode, alone):
+        first = job_of(prompt_of(100), max_tokens=40, ignore_eos=True)
+        history = [*prompt_of(100), *tokens_of(await disaggregated(prefill, decode, first))]
+        held, had = held_tokens(history), 96
+        turn = job_of(history + prompt_of(120, seed=3), max_tokens=20)
+        computed_before = prefill.engine.counters()["computed_tokens"]
+        said = await disaggregated(
+            prefill,
+            decode,
+            turn,
+            pulled_tokens=held + believed_blocks * BLOCK_SIZE,
+            pull_wait_s=WAIT_S * 10,  # nothing is waited for: it would not come to its end
+        )
+        assert said == await local(alone, turn)
+        counters = prefill.engine.counters()
+        assert counters["pulls_not_held"] == 1
+        assert counters["pulled_bytes"] == (held - had) // BLOCK_SIZE * BLOCK_BYTES > 0
+        computed = counters["computed_tokens"] - computed_before
+        assert computed == len(turn.prompt_token_ids) - held
+        assert decode.ready[turn.key].computed_prompt_tokens == 0
+        for node in (prefill, decode):
+            await node.wait_quiet()
+
+
+async def test_without_a_digest_a_damaged_part_shows_in_the_text():
+    blind = TransferSettings(digest=False)
+    damaging = replace(blind, faults=TransferFaults(flip_byte_in_chunk=0))
+    async with nodes(
+        replace(settings(), transfer=blind), replace(settings(), transfer=damaging), settings()
+    ) as (prefill, decode, alone):
+        history = await first_turn(decode, prompt_of(100))
+        turn = job_of(history + prompt_of(60, seed=3))
+        pulled_tokens = held_tokens(history) + BLOCK_SIZE
+        said = await disaggregated(prefill, decode, turn, pulled_tokens=pulled_tokens)
+        assert prefill.engine.counters()["pulled_bytes"] > 0
+        assert said != await local(alone, turn)
+
+
 async def test_a_pull_that_takes_too_long_is_computed_instead():
     slow = {"delay_s": WAIT_S}
     async with nodes(settings(), settings(transfer=slow), settings()) as (prefill, decode, alone):
@@ -178,13 +221,14 @@ async def test_a_node_that_cannot_be_reached_is_not_waited_for():
         await prefill.wait_quiet()
 
 
-async def test_ranks_pull_together():
+@pytest.mark.parametrize("believed_tokens", [0, BLOCK_SIZE])
+async def test_ranks_pull_together(believed_tokens: int):
     two = settings(tensor_parallel_size=2)
     async with nodes(two, two, two) as (prefill, decode, alone):
         history = await first_turn(decode, prompt_of(100))
         held = held_tokens(history)
         turn = job_of(history + prompt_of(60, seed=3))
-        said = await disaggregated(prefill, decode, turn, pulled_tokens=held)
+        said = await disaggregated(prefill, decode, turn, pulled_tokens=held + believed_tokens)
         assert said == await local(alone, turn)
         assert prefill.engine.counters()["pulled_bytes"] == 2 * held // BLOCK_SIZE * BLOCK_BYTES
 
@@ -272,7 +316,7 @@ async def test_random_turns_and_cancels_in_small_pools_never_show_a_wrong_byte()
                 prefill,
                 decode,
                 job,
-                pulled_tokens=rng.choice([16, held_tokens(history)]),
+                pulled_tokens=rng.choice([16, held_tokens(history), held_tokens(history) + 16]),
                 pull_wait_s=rng.choice([0.002, 1.0, WAIT_S]),
             )
             task = asyncio.create_task(turn)

@@ -235,12 +235,16 @@ def test_an_aborted_source_fails_the_target_at_once(make_ranks):
     assert source.next_events()[0].reason is Reason.ABORTED
 
 
-def test_a_target_that_wants_more_than_there_is_hears_it(make_ranks):
-    source, target = make_ranks()
+@pytest.mark.parametrize("layout", ["layer", "shared"])
+def test_a_target_that_wants_more_than_there_is_gets_what_there_is(make_ranks, layout):
+    source, target = make_ranks(layout=layout)
     start(source, target)
     source.engine.source_append("k", first_index=0, block_ids=SOURCE_IDS[:4], last=True)
     [failed] = target.next_events()
     assert failed.reason is Reason.OUT_OF_RANGE
+    assert failed.bad_indices == tuple(range(4, len(TARGET_IDS)))
+    assert target.bytes_of(TARGET_IDS[:4]) == source.bytes_of(SOURCE_IDS[:4])
+    assert failed.transferred_bytes == 4 * target.pool.block_bytes
     assert source.next_events()[0].reason is Reason.OUT_OF_RANGE
 
 
@@ -296,7 +300,7 @@ def test_a_closed_connection_is_resumed_once_with_what_is_missing(make_ranks, la
         ({"lease_ms": 0}, Reason.EXPIRED),
         ({"lease_ms": 10**12}, Reason.LEASE_TOO_LONG),
         ({"block_ids": ()}, Reason.MALFORMED),
-        ({"first_index": 5}, Reason.OUT_OF_RANGE),
+        ({"first_index": 9}, Reason.OUT_OF_RANGE),
     ],
 )
 def test_a_ticket_that_does_not_fit_moves_nothing_and_is_counted(make_ranks, change, reason):

@@ -91,6 +91,20 @@ class TestPulls:
         assert cut(step.progress) == [(48, 100)]
         assert step.opened_targets == []
 
+    def test_of_a_prefix_that_is_held_in_part_the_part_is_kept(
+        self, make_engine: MakeEngine
+    ) -> None:
+        engine = make_engine()
+        blocks = self.pulling(engine, tokens=96)
+        engine.step(received={"p": None}, bad_blocks=set(blocks[4:6]))
+        steps = [engine.step() for _ in range(3)]
+        assert steps[0].ready_blocks[0].block_ids == tuple(blocks[:4])
+        progress = [one for step in steps for one in step.progress]
+        assert cut(progress) == [(64, 80), (80, 96), (96, 100)]
+        engine.step(sent={"p"})
+        engine.add("again", PREFILL, prompt=prompt_of(100))
+        assert cut(engine.step().progress) == [(96, 100)], "all of it is in the cache"
+
     def test_without_anything_missing_nothing_is_pulled(self, make_engine: MakeEngine) -> None:
         engine = make_engine()
         prompt = prompt_of(100)

@@ -324,10 +324,57 @@ def test_an_end_that_a_lost_connection_swallowed_is_sent_again():
     assert records(source.say(cancel)) == [(RecordKind.END, EndReason.CANCELLED)]
 
 
-def test_blocks_that_will_never_exist_end_the_transfer():
+OUT_OF_RANGE = (RecordKind.END, EndReason.OUT_OF_RANGE)
+
+
+def test_blocks_of_which_none_will_ever_exist_end_the_transfer_at_once():
+    source = Source()
+    source.open()
+    source.grant()
+    effects = source.append(0, range(10, 12), last=True)
+    assert released(effects) == [Reason.OUT_OF_RANGE]
+    assert records(effects) == [OUT_OF_RANGE]
+    assert chunks(effects) == []
+
+
+def test_those_that_exist_are_sent_before_a_transfer_of_too_many_ends():
     source = Source()
     source.open()
     source.grant()
     effects = source.append(0, range(10, 15), last=True)
-    assert released(effects) == [Reason.OUT_OF_RANGE]
-    assert (RecordKind.END, EndReason.OUT_OF_RANGE) in records(effects)
+    assert chunks(effects) == [(2, (12, 13)), (4, (14,))]
+    assert (records(effects), released(effects)) == ([], [])
+    assert released(source.sent(1)) == [], "one is on its way"
+    effects = source.sent(2)
+    assert (records(effects), released(effects)) == ([OUT_OF_RANGE], [Reason.OUT_OF_RANGE])
+    assert source.protocol.idle
+
+
+def test_one_of_too_many_ends_when_it_turns_out_that_the_last_was_sent():
+    source = Source()
+    source.open()
+    source.grant()
+    source.append(0, range(10, 14))
+    assert records(source.sent(1)) == [], "there may be more"
+    assert records(source.append(4, [], last=True)) == [OUT_OF_RANGE]
+
+
+def test_one_of_too_many_sends_a_damaged_chunk_again_before_it_ends():
+    source = Source()
+    source.open()
+    source.grant()
+    source.append(0, range(10, 15), last=True)
+    source.sent(1)
+    source.say(Again(key="k", nonce=1, serial=1))
+    effects = source.sent(2)
+    assert records(effects) == [], "it is on its way"
+    effects = source.sent(3)
+    assert records(effects) == [OUT_OF_RANGE]
+
+
+def test_what_the_target_has_already_is_not_sent_before_it_ends():
+    source = Source()
+    source.open()
+    source.append(0, range(10, 15), last=True)
+    effects = source.grant(held=(2, 3, 4))
+    assert (chunks(effects), records(effects)) == ([], [ACCEPTED, OUT_OF_RANGE])

@@ -293,6 +293,42 @@ def test_the_sources_end_tells_why(end, reason):
     assert target.protocol.idle
 
 
+def test_the_end_of_a_source_that_has_fewer_blocks_waits_for_those_that_are_on_their_way():
+    target = Target()
+    target.open()
+    target.chunk(serial=0, first_index=2)
+    target.chunk(serial=1, first_index=3)
+    assert target.record(RecordKind.END, serial=2, reason=EndReason.OUT_OF_RANGE) == []
+    assert events(target.received(serial=1)) == []
+    [failed] = events(target.received(serial=0))
+    assert (failed.reason, failed.bad_indices) == (Reason.OUT_OF_RANGE, (4, 5))
+    assert failed.transferred_bytes == 2 * BLOCK_BYTES
+    assert target.protocol.idle
+
+
+def test_a_chunk_that_is_damaged_after_that_end_is_not_asked_for_again():
+    target = Target()
+    target.open()
+    target.chunk(serial=0, first_index=2)
+    target.record(RecordKind.END, serial=1, reason=EndReason.OUT_OF_RANGE)
+    effects = target.received(serial=0, digest=78)
+    [failed] = events(effects)
+    assert (failed.reason, failed.bad_indices) == (Reason.DIGEST_MISMATCH, (2, 3, 4, 5))
+    assert messages(effects) == []
+    assert target.protocol.idle
+
+
+def test_what_is_on_its_way_after_that_end_is_awaited_until_the_deadline():
+    target = Target(direct=True)
+    target.open(deadline_s=3.0)
+    target.chunk(serial=0, first_index=2)
+    target.record(RecordKind.END, serial=1, reason=EndReason.OUT_OF_RANGE)
+    assert events(target.tick(3.0)) == [], "its bytes may still be written"
+    [failed] = events(target.received(serial=0))
+    assert (failed.reason, failed.bad_indices) == (Reason.DEADLINE, (2, 3, 4, 5))
+    assert target.protocol.idle
+
+
 def test_a_refusal_fails_the_transfer_only_when_it_comes_from_the_source():
     target = Target()
     target.open()
