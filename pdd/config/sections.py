@@ -464,7 +464,7 @@ class PolicySection(Section):
     """Shorter shared prefixes give no preference."""
 
     prefill_full_s: Seconds = 2.0
-    """Prompt work ahead of a prefill node that counts as a full load. Behind four times as much of
+    """Prompt work ahead of a prefill node that counts as a full load. Behind more than that of
     prompts no longer than itself one waits at the scheduler, without room on a decode node."""
 
     headroom_fraction: Fraction = 0.1

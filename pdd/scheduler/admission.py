@@ -130,7 +130,6 @@ def ask(state: State, request: Request, now_s: float) -> Question:
         resumes=request.interruption if request.first_token_s is not None else "",
         avoid=[node for node, until_s in request.rests_until_s.items() if until_s > now_s],
         held=waiting.held_for_others(state, request.id, is_long=is_long),
-        waited_s=max(now_s - request.arrived_s, 0.0),
     )
 
 

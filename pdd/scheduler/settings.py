@@ -34,7 +34,8 @@ class PolicySettings:
     ``affinity_tokens_min``: a shared prefix that is shorter gives no preference; it would tie
     everybody who uses the same chat template to one node.
     ``affinity_entry_count_max``: prefixes and keys whose node is remembered; the least used go.
-    ``prefill_full_s``: prompt work ahead of a prefill node that counts as a load of 1.
+    ``prefill_full_s``: prompt work ahead of a prefill node that counts as a load of 1. Behind
+    more of prompts no longer than itself one waits at the scheduler.
     ``headroom_fraction``: part of a decode node's blocks that new requests leave free for those
     that run to grow into.
     ``large_fraction``: a lease of a larger part of a node's blocks is a large one.

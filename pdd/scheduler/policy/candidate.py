@@ -25,8 +25,7 @@ class Question:
     key for affinity. ``is_long``: it belongs to those that share a part of each node.
     ``resumes``: why it can only go on where it can compute its own prompt; empty for a new one.
     ``avoid``: nodes whose engine has just failed it. ``held``: nodes that keep room for another
-    request, and how many blocks of each may be given away nevertheless. ``waited_s``: since it
-    came.
+    request, and how many blocks of each may be given away nevertheless.
     """
 
     request: GenerateRequest
@@ -39,7 +38,6 @@ class Question:
     resumes: str = ""
     avoid: Collection[NodeIdentity] = ()
     held: dict[NodeName, int] | None = None
-    waited_s: float = 0.0
 
     @property
     def token_count(self) -> int:

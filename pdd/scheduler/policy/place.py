@@ -27,10 +27,6 @@ from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDire
 from pdd.scheduler.settings import PathMode, SchedulerSettings
 
 _REASON_COUNT_MAX = 3
-_EARLY_FULLS = 4
-"""Prompts ahead of a new one may fill its prefill node so many times before it is too early."""
-_EARLY_AGEING = 8
-"""A second's wait counts as a second less of them, divided by this."""
 
 
 @frozen
@@ -161,7 +157,7 @@ class Policy:
             considered = Considered(
                 prefill=prefill_choice, decode=decode_choice, path_inputs=inputs
             )
-            if path is Path.DISAGGREGATED and (early := self._too_early(question, source)):
+            if path is Path.DISAGGREGATED and (early := self._too_early(source)):
                 return NoRoom(
                     reason=early, ever=True, is_own=True, is_early=True, considered=considered
                 )
@@ -270,17 +266,18 @@ class Policy:
             return known, homes.caller(question.caller, nodes=members)
         return known, None
 
-    def _too_early(self, question: Question, source: Candidate) -> str:
+    def _too_early(self, source: Candidate) -> str:
         """Why a decode node would keep room for this prompt long before it is needed; empty: it
         would not.
 
         A prefill node computes prompts by what is left of them, so a short one is never early. Long
         ones would otherwise hold every sequence and block of the decode nodes while they wait for
         their turn, and the short ones that the prefill node could compute at once would wait here.
+        A full node has enough to do until the next one comes; who came first goes first then,
+        however many shorter ones have come since.
         """
         per_s = self._estimates.prefill(source.name).per_s
-        full_s = self._settings.policy.prefill_full_s
-        most = (_EARLY_FULLS * full_s + question.waited_s / _EARLY_AGEING) * per_s
+        most = self._settings.policy.prefill_full_s * per_s
         node = source.node
         if node.queued_token_count <= most:
             return ""

@@ -1,6 +1,7 @@
 """Long prompts that would wait at their prefill node wait at the scheduler, without room elsewhere.
 
-A prefill node is believed to compute 1,000 tokens a second, so that 8 s are 8,000 tokens.
+A prefill node is believed to compute 1,000 tokens a second, so that the 2 s that fill it
+are 2,000 tokens.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from pdd.scheduler.roles.demand import measure
 from pdd.scheduler.settings import EstimateSettings
 from tests.builders import Cluster, make_finish, make_joined, make_request
 
-SHORT, LONG = 60, 3000
+SHORT, LONG = 60, 900
 
 
 def make_cluster(**changes: Any) -> Cluster:
@@ -33,6 +34,17 @@ def ask(cluster: Cluster, name: str, tokens: int, **fields: Any) -> list[str]:
 def placed(effects: list[Effect]) -> list[str]:
     names = [effect.request.request_id for effect in effects if isinstance(effect, Submit)]
     return list(dict.fromkeys(names))
+
+
+def sampled_by(name: str) -> FirstTokenSampled:
+    """Its prompt is computed."""
+    return FirstTokenSampled(
+        request_id=RequestId(name),
+        generation=0,
+        node=NodeName("prefill-0"),
+        token_id=7,
+        finish=make_finish(FinishReason.HANDOVER),
+    )
 
 
 def waiting(cluster: Cluster) -> list[str]:
@@ -76,14 +88,8 @@ def test_the_next_one_goes_when_a_prompt_before_it_is_computed() -> None:
     cluster = make_cluster()
     for index in range(5):
         ask(cluster, f"long {index}", LONG)
-    sampled = FirstTokenSampled(
-        request_id=RequestId("long 0"),
-        generation=0,
-        node=NodeName("prefill-0"),
-        token_id=7,
-        finish=make_finish(FinishReason.HANDOVER),
-    )
-    assert placed(cluster.step(sampled, after_s=3.0)) == ["long 3"]
+    sampled = sampled_by("long 0")
+    assert placed(cluster.step(sampled, after_s=0.9)) == ["long 3"]
     assert waiting(cluster) == ["long 4"]
 
 
@@ -97,14 +103,24 @@ def test_the_next_one_goes_when_one_before_it_is_cancelled() -> None:
     assert waiting(cluster) == []
 
 
-def test_who_waits_long_goes_however_many_shorter_ones_come() -> None:
-    """Ever so many of them, faster than they are computed."""
+def test_who_waits_goes_in_its_turn_however_many_shorter_ones_have_come_since() -> None:
     cluster = make_cluster()
     for index in range(3):
         ask(cluster, f"long {index}", LONG)
     assert ask(cluster, "longer", 2 * LONG) == []
-    assert placed(cluster.step(Tick(), after_s=7.0)) == []
-    assert placed(cluster.step(Tick(), after_s=2.0)) == ["longer"]
+    for index in range(3, 50):
+        assert ask(cluster, f"long {index}", LONG) == []
+    assert placed(cluster.step(sampled_by("long 0"), after_s=0.9)) == ["longer", "long 3"]
+
+
+def test_none_holds_more_because_it_has_waited_long() -> None:
+    """Else those that wait behind more than is ever computed would take all room in the end."""
+    cluster = make_cluster()
+    for index in range(20):
+        ask(cluster, f"long {index}", LONG)
+    for _ in range(100):
+        assert placed(cluster.step(Tick(), after_s=1.0)) == []
+    assert ask(cluster, "short", SHORT) == ["short"]
 
 
 def test_it_is_work_for_the_prefill_nodes_and_no_room_is_kept_for_it() -> None:
@@ -124,7 +140,7 @@ def test_a_decision_says_what_it_waits_for() -> None:
     for index in range(4):
         ask(cluster, f"long {index}", LONG)
     (decision,) = cluster.core.why(RequestId("long 3"), now_s=cluster.now_s)
-    assert decision.reason == "9.0 s of prompts no longer than this one are ahead on prefill-0"
+    assert decision.reason == "2.7 s of prompts no longer than this one are ahead on prefill-0"
 
 
 def test_room_that_was_kept_for_one_is_given_to_others_once_it_is_too_early_for_it() -> None:
