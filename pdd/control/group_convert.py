@@ -159,7 +159,8 @@ def news_to_proto(event: Event | AttemptEnded) -> decisions_pb2.HolderItem | Non
     pb = decisions_pb2
     match event:
         case RequestCancelled():
-            news = pb.RequestNews(over=pb.NewsOver())
+            over = pb.NewsOver(output_token_count=event.output_token_count)
+            news = pb.RequestNews(over=over)
         case FirstTokenSampled():
             finish = finish_to_proto(event.finish)
             news = pb.RequestNews(
@@ -206,7 +207,11 @@ def news_from_proto(news: decisions_pb2.RequestNews) -> Event:
     node = NodeName(news.node)
     match news.WhichOneof("news"):
         case "over":
-            return RequestCancelled(request_id=request_id)
+            is_known = news.over.HasField("output_token_count")
+            return RequestCancelled(
+                request_id=request_id,
+                output_token_count=news.over.output_token_count if is_known else None,
+            )
         case "first_token":
             return FirstTokenSampled(
                 request_id=request_id,

@@ -34,8 +34,10 @@ class SettingsOperator(Protocol):
         """By key."""
         ...
 
-    async def set_quota(self, tenant: str, requests_max: int | None) -> bool:
-        """None: no limit. Returns and raises likewise."""
+    async def set_quota(
+        self, tenant: str, *, requests_max: int | None, tokens_per_minute_max: int | None
+    ) -> bool:
+        """None: as it is; both None: no limits. Returns and raises likewise."""
         ...
 
     def quotas(self) -> list[settings_pb2.Quota]:
@@ -71,9 +73,13 @@ class SettingsServicer(settings_pb2_grpc.SettingsServicer):
         self, request: settings_pb2.SetQuotaRequest, context: Any
     ) -> settings_pb2.SetQuotaResponse:
         """See settings.proto."""
-        limit = request.requests_max if request.HasField("requests_max") else None
+        named = request.HasField("tokens_per_minute_max")
         async with self._admitted(context):
-            is_changed = await self._operator.set_quota(request.tenant, limit)
+            is_changed = await self._operator.set_quota(
+                request.tenant,
+                requests_max=request.requests_max if request.HasField("requests_max") else None,
+                tokens_per_minute_max=request.tokens_per_minute_max if named else None,
+            )
         return settings_pb2.SetQuotaResponse(is_changed=is_changed)
 
     async def ListQuotas(

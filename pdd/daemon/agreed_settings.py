@@ -8,6 +8,7 @@ from pdd.config.sections import Config
 from pdd.core.errors import ConfigError
 from pdd.daemon.scheduler_settings import scheduler_settings
 from pdd.scheduler.events import QuotasChanged, SettingsChanged
+from pdd.scheduler.quotas import Quota
 
 log = structlog.get_logger(__name__)
 
@@ -33,13 +34,15 @@ class AgreedSettings:
             events.append(SettingsChanged(settings=scheduler_settings(config)))
         if state.quotas.hash != self._quotas_hash:
             self._quotas_hash = state.quotas.hash
-            limits = {
-                tenant: limit
+            quotas = {
+                tenant: Quota(
+                    requests_max=state.quotas[tenant].running_requests_max,
+                    tokens_per_minute_max=state.quotas[tenant].tokens_per_minute_max,
+                )
                 for tenant in state.quotas.names()
-                if (limit := state.quotas[tenant].running_requests_max) is not None
             }
-            log.info("quotas_changed", count=len(limits))
-            events.append(QuotasChanged(requests_max=limits))
+            log.info("quotas_changed", count=len(quotas))
+            events.append(QuotasChanged(quotas=quotas))
         return events
 
 

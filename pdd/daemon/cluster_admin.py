@@ -125,11 +125,18 @@ class ClusterAdmin:
         request = settings_pb2.ListOverridesRequest()
         return list(self._call(self._settings.ListOverrides, request).overrides)
 
-    def set_quota(self, tenant: str, requests_max: int | None) -> bool:
-        """Whether that changed anything; None: no limit. Raises NotPossible too."""
+    def set_quota(
+        self, tenant: str, *, requests_max: int | None, tokens_per_minute_max: int | None
+    ) -> bool:
+        """Whether that changed anything. None: as it is; both None: no limits. Raises NotPossible
+        too."""
         from pdd.rpc.v1 import settings_pb2
 
-        request = settings_pb2.SetQuotaRequest(tenant=tenant, requests_max=requests_max)
+        request = settings_pb2.SetQuotaRequest(
+            tenant=tenant,
+            requests_max=requests_max,
+            tokens_per_minute_max=tokens_per_minute_max,
+        )
         return bool(self._call(self._settings.SetQuota, request).is_changed)
 
     def quotas(self) -> "list[settings_pb2.Quota]":

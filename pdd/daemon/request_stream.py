@@ -47,6 +47,11 @@ class RequestStream:
         """Output tokens that were shown, over all choices."""
         return sum(len(shown.token_ids) for shown in self.choices)
 
+    @property
+    def open_token_count(self) -> int:
+        """Of those, what choices have had that have not ended."""
+        return sum(len(shown.token_ids) for shown in self.choices if not shown.finished)
+
     def plan(self, plan: Plan) -> None:
         """Before any token."""
         assert not self._ended, "a plan after the end"

@@ -208,9 +208,10 @@ class SchedulerDriver:
 
     def cancel(self, request_id: RequestId) -> None:
         """See ``Inference.cancel``."""
-        if self._streams.pop(request_id, None) is not None:
+        if (stream := self._streams.pop(request_id, None)) is not None:
             self._takeovers.forget(request_id)
-            self._step(RequestCancelled(request_id=request_id))
+            count = stream.open_token_count
+            self._step(RequestCancelled(request_id=request_id, output_token_count=count))
 
     def ready_counts(self) -> tuple[int, int]:
         """``(prefill nodes, decode nodes)`` that take work."""

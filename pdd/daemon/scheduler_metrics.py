@@ -60,11 +60,13 @@ def decision_metrics(counts: Counts) -> Iterator[Metric]:
     """What was decided since the start."""
     rejected = CounterMetricFamily(
         "pdd_scheduler_rejected_requests",
-        "Requests answered 429: the queue was full, or their deadline was predicted to pass",
+        "Requests answered 429: the queue was full, their tenant above a quota, or their deadline "
+        "was predicted to pass",
         labels=["reason"],
     )
     rejected.add_metric(["full"], counts.rejected_full)
     rejected.add_metric(["quota"], counts.rejected_quota)
+    rejected.add_metric(["token_quota"], counts.rejected_token_quota)
     rejected.add_metric(["deadline"], counts.rejected_deadline)
     yield rejected
     for name, text, value in (

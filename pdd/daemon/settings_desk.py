@@ -58,18 +58,27 @@ class SettingsDesk:
             for key in state.overrides.names()
         ]
 
-    async def set_quota(self, tenant: str, requests_max: int | None) -> bool:
+    async def set_quota(
+        self, tenant: str, *, requests_max: int | None, tokens_per_minute_max: int | None
+    ) -> bool:
         """See ``SettingsOperator``."""
         try:
             check_tenant(tenant, field="tenant")
         except InvalidRequest as error:
             raise SettingRefused(str(error)) from error
-        if requests_max is None:
+        if requests_max is None and tokens_per_minute_max is None:
             return await self._say(QuotaRemoved(tenant=tenant)) is Status.APPLIED
-        if requests_max < 0:
-            raise SettingRefused(f"requests_max is {requests_max}; it must be at least 0")
+        _check_limit("requests_max", requests_max)
+        _check_limit("tokens_per_minute_max", tokens_per_minute_max)
+        present = self._agreement.state.quotas.get(tenant)
+        if present is not None and requests_max is None:
+            requests_max = present.running_requests_max
+        if present is not None and tokens_per_minute_max is None:
+            tokens_per_minute_max = present.tokens_per_minute_max
         said = QuotaSet(
-            tenant=tenant, running_requests_max=requests_max, tokens_per_minute_max=None
+            tenant=tenant,
+            running_requests_max=requests_max,
+            tokens_per_minute_max=tokens_per_minute_max,
         )
         status = await self._say(said)
         if status is Status.FULL:
@@ -80,9 +89,12 @@ class SettingsDesk:
         """See ``SettingsOperator``."""
         quotas = self._agreement.state.quotas
         return [
-            settings_pb2.Quota(tenant=tenant, requests_max=limit)
+            settings_pb2.Quota(
+                tenant=tenant,
+                requests_max=quotas[tenant].running_requests_max,
+                tokens_per_minute_max=quotas[tenant].tokens_per_minute_max,
+            )
             for tenant in quotas.names()
-            if (limit := quotas[tenant].running_requests_max) is not None
         ]
 
     async def _say(
@@ -97,6 +109,11 @@ class SettingsDesk:
         section, key = split_name(name)
         values = self._config.model_dump(mode="json", by_alias=True).get(section, {})
         return value_text(values[key]) if key in values else ""
+
+
+def _check_limit(what: str, limit: int | None) -> None:
+    if limit is not None and limit < 0:
+        raise SettingRefused(f"{what} is {limit}; it must be at least 0")
 
 
 def _check_length(what: str, text: str, max_chars: int) -> None:

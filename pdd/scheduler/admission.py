@@ -1,6 +1,7 @@
 """Who may come in, who waits, and who goes next."""
 
 from dataclasses import dataclass
+from math import inf
 
 from pdd.core.errors import AdmissionRejected, InvalidRequest, NodeUnavailable, PddError
 from pdd.core.identity import Role
@@ -24,6 +25,8 @@ _EARLY_PAUSE_S = 0.05
 _RETRY_AFTER_S_MIN = 1.0
 _RETRY_AFTER_S_MAX = 60.0
 _RETRY_AFTER_S_UNKNOWN = 5.0
+_RETRY_AFTER_S_NEVER = 3600.0
+"""Of what no waiting brings; an operator may."""
 
 
 def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
@@ -43,8 +46,11 @@ def arrived(state: State, event: RequestArrived, now_s: float) -> list[Effect]:
 
 def admit(state: State, request: Request, now_s: float) -> list[Effect]:
     """Queue a request of which nothing has run, or refuse it at once."""
-    if state.quotas and (above := _above_quota(state, request, now_s)) is not None:
-        return _refuse(state, request, now_s, above)
+    expected_tokens = 0
+    if state.quotas:
+        expected_tokens = _expected_tokens(state, request)
+        if (above := _above_quota(state, request, expected_tokens, now_s)) is not None:
+            return _refuse(state, request, now_s, above)
     if len(state.queue) >= state.settings.queue_request_count_max:
         state.counts.rejected_full += 1
         return _refuse(
@@ -59,6 +65,7 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
         )
     if not state.leads:
         state.add(request)
+        _count(state, request, expected_tokens)
         state.enqueue(request)
         return []
     question = ask(state, request, now_s)
@@ -72,6 +79,7 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
         request.blocked_s = None if verdict.is_own else now_s
         request.early_s = now_s if verdict.is_early else None
     state.add(request)
+    _count(state, request, expected_tokens)
     if isinstance(verdict, Placement) and len(state.queue) < _unseen_from(state):
         # Whoever waits has just been looked at and could not use the room that this one can.
         return _place(state, request, question, verdict)
@@ -81,18 +89,47 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
     return []
 
 
-def _above_quota(state: State, request: Request, now_s: float) -> AdmissionRejected | None:
+def _expected_tokens(state: State, request: Request) -> int:
+    """Of prompt and output, as far as can be said now."""
+    of_each = state.estimates.expected_output_tokens(request.request.sampling.max_tokens)
+    return len(request.request.prompt_token_ids) + of_each * request.request.choice_count
+
+
+def _count(state: State, request: Request, expected_tokens: int) -> None:
+    """It is in: what it is expected to use is used, where its tenant's tokens are counted."""
+    bucket = state.quotas.bucket(request.request.tenant)
+    if bucket is not None:
+        bucket.take(expected_tokens)
+        request.counted_tokens = expected_tokens
+
+
+def _above_quota(
+    state: State, request: Request, expected_tokens: int, now_s: float
+) -> AdmissionRejected | None:
     """Only who leads knows all that a tenant has."""
-    tenant = request.request.tenant
-    limit = state.quotas.get(tenant)
-    if limit is None or not state.leads or state.tenants[tenant] < limit:
+    if not state.leads:
         return None
-    state.counts.rejected_quota += 1
-    advice = "try again when one has ended" if limit else "nothing of it is taken until raised"
+    tenant = request.request.tenant
+    limit, count = state.quotas.of(tenant).requests_max, state.tenants[tenant]
+    if limit is not None and count >= limit:
+        state.counts.rejected_quota += 1
+        advice = "try again when one has ended" if limit else "nothing of it is taken until raised"
+        return AdmissionRejected(
+            f"tenant {tenant!r} has {count} requests, its quota is {limit} at a time: {advice}",
+            retry_after_s=_retry_after_s(state, now_s),
+        )
+    bucket = state.quotas.bucket(tenant)
+    if bucket is None or (wait_s := bucket.wait_s(expected_tokens, now_s)) <= 0:
+        return None
+    state.counts.rejected_token_quota += 1
+    left = f"{max(bucket.left(now_s), 0.0):.0f} are left"
+    advice = "nothing of it is taken until raised"
+    if wait_s < inf:
+        advice = f"{left}, try again in {wait_s:.1f} s"
     return AdmissionRejected(
-        f"tenant {tenant!r} has {state.tenants[tenant]} requests, its quota is {limit} at a time: "
-        f"{advice}",
-        retry_after_s=_retry_after_s(state, now_s),
+        f"tenant {tenant!r} would use about {expected_tokens} tokens with this request, its quota "
+        f"is {bucket.per_minute} a minute: {advice}",
+        retry_after_s=min(wait_s, _RETRY_AFTER_S_NEVER),
     )
 
 

@@ -126,6 +126,7 @@ def first_token(state: State, event: FirstTokenSampled, now_s: float) -> list[Ef
     if event.finish.reason is FinishReason.HANDOVER:
         request.first_tokens[choice] = event.token_id
     else:
+        request.said_tokens += 1
         request.close_choice(choice)
         if not request.open_choices:
             ends.finished(state, request, now_s, output_token_count=1)

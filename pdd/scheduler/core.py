@@ -170,7 +170,7 @@ class SchedulerCore:
                 state.policy.change(event.settings)
                 return []
             case QuotasChanged():
-                state.quotas = event.requests_max
+                state.quotas.change(event.quotas, now_s)
                 return []
             case JobFailed():
                 return attempts.job_failed(state, event, now_s)

@@ -58,6 +58,7 @@ def complete(
     )
     # The node that finished has forgotten the request; the other one may still hold blocks.
     effects: list[Effect] = [cancel for cancel in state.cancels(request) if cancel.node != node]
+    state.settle(request, request.said_tokens)
     return [*effects, *state.end(request), told]
 
 
@@ -69,6 +70,7 @@ def finished(state: State, event: SequenceFinished, now_s: float) -> list[Effect
     if event.choice_index not in request.open_choices:
         return []
     _learn_from(state, request, event, now_s)
+    request.said_tokens += event.output_token_count
     request.close_choice(event.choice_index)
     if request.open_choices:
         shrink_leases(state, request)
@@ -120,6 +122,8 @@ def cancelled(state: State, event: RequestCancelled) -> list[Effect]:
     request = state.requests.get(event.request_id)
     if request is None:
         return []
+    if event.output_token_count is not None:
+        state.settle(request, request.said_tokens + event.output_token_count)
     return [*state.cancels(request), *state.end(request)]
 
 

@@ -9,6 +9,7 @@ from pdd.core.identity import Forking, NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
 from pdd.core.values import frozen
 from pdd.scheduler.group_events import GroupEvent
+from pdd.scheduler.quotas import Quota
 from pdd.scheduler.settings import SchedulerSettings
 
 
@@ -112,9 +113,11 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCancelled:
-    """Its client is gone. Idempotent."""
+    """Its client is gone. Idempotent. ``output_token_count``: what it has had, of all choices that
+    had not ended; None: not known."""
 
     request_id: RequestId
+    output_token_count: int | None = None
 
 
 @frozen
@@ -247,10 +250,10 @@ class SettingsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotasChanged:
-    """How many requests each of these tenants may have at a time, waiting ones too. All there are:
-    a tenant that is not named has no limit. What it has already goes on."""
+    """What each of these tenants may have. All there are: a tenant that is not named has no limit.
+    What it has already goes on."""
 
-    requests_max: Mapping[str, int]
+    quotas: Mapping[str, Quota]
 
 
 class FailureKind(StrEnum):

@@ -51,6 +51,9 @@ def grew(state: State, event: SequenceGrew) -> list[Effect]:
             return effects
     node.grow(request.id, blocks=blocks)
     request.grant(granted)
+    # Of each choice that goes on at least about so much; what it was is settled at the end.
+    output_tokens = request.said_tokens + event.output_token_count
+    state.count_tokens(request, len(request.request.prompt_token_ids) + output_tokens)
     return effects
 
 

@@ -54,6 +54,8 @@ class Request:
     ``waited_for_prefill``: what kept it waiting was that prompts took long.
     ``rests_until_s``: when a node whose engine failed this request may be given it again.
     ``holder``: the scheduler that has its client; empty for this one.
+    ``said_tokens``: output of choices that have ended. ``counted_tokens``: what its tenant's quota
+    of tokens was taken for it so far; None: they are not counted (any more).
     """
 
     request: GenerateRequest
@@ -64,6 +66,8 @@ class Request:
     caller: bytes = b""
     granted_tokens: int = 0
     grows_at_tokens: int = 1 - GROWTH_AHEAD_TOKENS
+    said_tokens: int = 0
+    counted_tokens: int | None = None
     is_whole: bool = False
     interruption: str = ""
     blocked_s: float | None = None

@@ -5,7 +5,6 @@ It keeps no clock and draws no random numbers.
 
 from bisect import insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdd.core.identity import NodeName, NodeState, RequestId
@@ -15,6 +14,7 @@ from pdd.scheduler.effects import Cancel, Effect
 from pdd.scheduler.estimates import Estimates
 from pdd.scheduler.policy.place import Policy
 from pdd.scheduler.pools import Nodes
+from pdd.scheduler.quotas import Quotas
 from pdd.scheduler.requests import Phase, Request
 from pdd.scheduler.roles.book import RoleBook
 from pdd.scheduler.settings import SchedulerSettings
@@ -33,6 +33,7 @@ class Counts:
     adopted: int = 0
     rejected_full: int = 0
     rejected_quota: int = 0
+    rejected_token_quota: int = 0
     rejected_deadline: int = 0
     false_rejects: int = 0
 
@@ -45,7 +46,7 @@ class State:
     ``leads``: it gives places; without, only what it holds is here, and waits for the leader's.
     ``rejections``: arrival index and latest useful placement of requests refused by prediction; the
     oldest go first, unjudged. ``cordons``: of nodes by name, which may be lost at the moment.
-    ``quotas``: how many requests a tenant may have. ``tenants``: how many each has; by ``add`` and
+    ``quotas``: what a tenant may have. ``tenants``: how many requests each has; by ``add`` and
     ``end``.
     """
 
@@ -57,7 +58,7 @@ class State:
     counts: Counts = field(default_factory=Counts)
     leads: bool = True
     kept_for: tuple[RequestId, NodeName, bool] | None = None
-    quotas: Mapping[str, int] = field(default_factory=dict)
+    quotas: Quotas = field(default_factory=Quotas)
     rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))
     cordons: dict[NodeName, Cordon] = field(default_factory=dict)
     nodes: Nodes = field(default_factory=Nodes)
@@ -110,6 +111,33 @@ class State:
             if name is not None and name in self.nodes:
                 self.nodes[name].release(request.request.request_id)
 
+    def count_tokens(self, request: Request, tokens: int) -> None:
+        """Its tenant has used at least so many for it, if they are counted since it was let in."""
+        bucket = self.quotas.bucket(request.request.tenant)
+        counted = request.counted_tokens
+        if bucket is not None and counted is not None and tokens > counted:
+            bucket.take(tokens - counted)
+            request.counted_tokens = tokens
+
+    def settle(self, request: Request, output_tokens: int | None) -> None:
+        """It is over, with so many output tokens of all its choices; None: nobody knows, and what
+        was expected counts. What its tenant was taken too much for it is given back, or too little
+        taken. Once."""
+        counted, request.counted_tokens = request.counted_tokens, None
+        bucket = self.quotas.bucket(request.request.tenant)
+        if counted is None or bucket is None:
+            return
+        prompt_tokens = len(request.request.prompt_token_ids)
+        if request.placed_s is None:
+            used = 0
+        elif output_tokens is not None:
+            used = prompt_tokens + output_tokens
+        elif request.first_token_s is None:
+            used = prompt_tokens
+        else:
+            used = max(counted, prompt_tokens + request.said_tokens)
+        bucket.take(used - counted)
+
     def end(self, request: Request) -> list[Effect]:
         """Forget a request. Returns nothing to do, for use inside effect lists."""
         if request.phase is Phase.QUEUED:
@@ -117,6 +145,7 @@ class State:
         if self.kept_for is not None and self.kept_for[0] == request.id:
             self.kept_for = None
         self.release(request)
+        self.settle(request, None)
         request.enter(Phase.FINISHED)
         del self.requests[request.request.request_id]
         tenant = request.request.tenant

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdd.rpc.v1 import cluster_pb2 as pdd_dot_rpc_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdd/rpc/v1/decisions.proto\x12\npdd.rpc.v1\x1a\x18pdd/rpc/v1/cluster.proto\"3\n\nAskRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.HolderItem\"\xbc\x01\n\nHolderItem\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.pdd.rpc.v1.HolderHelloH\x00\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x17.pdd.rpc.v1.ToldRequestH\x00\x12\'\n\x08\x61ll_told\x18\x03 \x01(\x0b\x32\x13.pdd.rpc.v1.AllToldH\x00\x12\'\n\x04news\x18\x04 \x01(\x0b\x32\x17.pdd.rpc.v1.RequestNewsH\x00\x42\x06\n\x04item\"1\n\x0bHolderHello\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\"\t\n\x07\x41llTold\"\xf2\x02\n\x0bToldRequest\x12&\n\nparameters\x18\x01 \x01(\x0b\x32\x12.pdd.rpc.v1.Submit\x12\x1a\n\x12prompt_token_count\x18\x02 \x01(\x05\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0c\x61\x66\x66inity_key\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12\r\n\x05phase\x18\x07 \x01(\t\x12#\n\x04plan\x18\x08 \x01(\x0b\x32\x15.pdd.rpc.v1.PlacePlan\x12\x1b\n\x13granted_token_count\x18\t \x01(\x05\x12\x10\n\x08is_whole\x18\n \x01(\x08\x12\x14\n\x0cinterruption\x18\x0b \x01(\t\x12\x1a\n\x12output_token_count\x18\x0c \x01(\x05\x12\x14\n\x0c\x63hoice_count\x18\r \x01(\x05\x12\x14\n\x0copen_choices\x18\x0e \x03(\x05\x12\x1b\n\x13\x66irst_token_choices\x18\x0f \x03(\x05\"y\n\tPlacePlan\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07prefill\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x18\n\x10pull_token_count\x18\x05 \x01(\x05\x12\x13\n\x0bpull_wait_s\x18\x06 \x01(\x01\"\xcc\x03\n\x0bRequestNews\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x05\x12$\n\x04over\x18\x03 \x01(\x0b\x32\x14.pdd.rpc.v1.NewsOverH\x00\x12\x31\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x1a.pdd.rpc.v1.NewsFirstTokenH\x00\x12&\n\x05ready\x18\x05 \x01(\x0b\x32\x15.pdd.rpc.v1.NewsReadyH\x00\x12*\n\x07started\x18\x06 \x01(\x0b\x32\x17.pdd.rpc.v1.NewsStartedH\x00\x12$\n\x04grew\x18\x07 \x01(\x0b\x32\x14.pdd.rpc.v1.NewsGrewH\x00\x12,\n\x08\x66inished\x18\x08 \x01(\x0b\x32\x18.pdd.rpc.v1.NewsFinishedH\x00\x12/\n\x06\x66\x61iled\x18\t \x01(\x0b\x32\x1d.pdd.rpc.v1.NodeRequestFailedH\x00\x12&\n\x05\x65nded\x18\n \x01(\x0b\x32\x15.pdd.rpc.v1.NewsEndedH\x00\x12\x0c\n\x04node\x18\x0b \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\x0c \x01(\x05\x12\x0f\n\x07is_over\x18\r \x01(\x08\x42\x06\n\x04news\"\n\n\x08NewsOver\"8\n\x0eNewsFirstToken\x12&\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x16.pdd.rpc.v1.NodeFinish\":\n\tNewsReady\x12\x19\n\x11transferred_bytes\x18\x01 \x01(\x03\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\"\r\n\x0bNewsStarted\"&\n\x08NewsGrew\x12\x1a\n\x12output_token_count\x18\x01 \x01(\x05\"R\n\x0cNewsFinished\x12&\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x16.pdd.rpc.v1.NodeFinish\x12\x1a\n\x12output_token_count\x18\x02 \x01(\x05\",\n\tNewsEnded\x12\x0b\n\x03why\x18\x01 \x01(\t\x12\x12\n\nhas_output\x18\x02 \x01(\x08\"4\n\x0b\x41skResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.LeaderItem\"\x93\x02\n\nLeaderItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x05\x12,\n\x07welcome\x18\x03 \x01(\x0b\x32\x19.pdd.rpc.v1.LeaderWelcomeH\x00\x12\'\n\x05place\x18\x04 \x01(\x0b\x32\x16.pdd.rpc.v1.PlaceGivenH\x00\x12\'\n\x05taken\x18\x05 \x01(\x0b\x32\x16.pdd.rpc.v1.PlaceTakenH\x00\x12+\n\x07refused\x18\x06 \x01(\x0b\x32\x18.pdd.rpc.v1.PlaceRefusedH\x00\x12(\n\x05\x61live\x18\x07 \x01(\x0b\x32\x17.pdd.rpc.v1.LeaderAliveH\x00\x42\x06\n\x04item\" \n\rLeaderWelcome\x12\x0f\n\x07version\x18\x01 \x01(\x05\"\r\n\x0bLeaderAlive\"v\n\nPlaceGiven\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x15.pdd.rpc.v1.PlacePlan\x12\x1b\n\x13granted_token_count\x18\x02 \x01(\x05\x12\x10\n\x08is_whole\x18\x03 \x01(\x08\x12\x14\n\x0cinterruption\x18\x04 \x01(\t\"4\n\nPlaceTaken\x12\x14\n\x0cinterruption\x18\x01 \x01(\t\x12\x10\n\x08is_whole\x18\x02 \x01(\x08\"a\n\x0cPlaceRefused\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x32G\n\tDecisions\x12:\n\x03\x41sk\x12\x16.pdd.rpc.v1.AskRequest\x1a\x17.pdd.rpc.v1.AskResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdd/rpc/v1/decisions.proto\x12\npdd.rpc.v1\x1a\x18pdd/rpc/v1/cluster.proto\"3\n\nAskRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.HolderItem\"\xbc\x01\n\nHolderItem\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.pdd.rpc.v1.HolderHelloH\x00\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x17.pdd.rpc.v1.ToldRequestH\x00\x12\'\n\x08\x61ll_told\x18\x03 \x01(\x0b\x32\x13.pdd.rpc.v1.AllToldH\x00\x12\'\n\x04news\x18\x04 \x01(\x0b\x32\x17.pdd.rpc.v1.RequestNewsH\x00\x42\x06\n\x04item\"1\n\x0bHolderHello\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\"\t\n\x07\x41llTold\"\xf2\x02\n\x0bToldRequest\x12&\n\nparameters\x18\x01 \x01(\x0b\x32\x12.pdd.rpc.v1.Submit\x12\x1a\n\x12prompt_token_count\x18\x02 \x01(\x05\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0c\x61\x66\x66inity_key\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12\r\n\x05phase\x18\x07 \x01(\t\x12#\n\x04plan\x18\x08 \x01(\x0b\x32\x15.pdd.rpc.v1.PlacePlan\x12\x1b\n\x13granted_token_count\x18\t \x01(\x05\x12\x10\n\x08is_whole\x18\n \x01(\x08\x12\x14\n\x0cinterruption\x18\x0b \x01(\t\x12\x1a\n\x12output_token_count\x18\x0c \x01(\x05\x12\x14\n\x0c\x63hoice_count\x18\r \x01(\x05\x12\x14\n\x0copen_choices\x18\x0e \x03(\x05\x12\x1b\n\x13\x66irst_token_choices\x18\x0f \x03(\x05\"y\n\tPlacePlan\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07prefill\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x18\n\x10pull_token_count\x18\x05 \x01(\x05\x12\x13\n\x0bpull_wait_s\x18\x06 \x01(\x01\"\xcc\x03\n\x0bRequestNews\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x05\x12$\n\x04over\x18\x03 \x01(\x0b\x32\x14.pdd.rpc.v1.NewsOverH\x00\x12\x31\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x1a.pdd.rpc.v1.NewsFirstTokenH\x00\x12&\n\x05ready\x18\x05 \x01(\x0b\x32\x15.pdd.rpc.v1.NewsReadyH\x00\x12*\n\x07started\x18\x06 \x01(\x0b\x32\x17.pdd.rpc.v1.NewsStartedH\x00\x12$\n\x04grew\x18\x07 \x01(\x0b\x32\x14.pdd.rpc.v1.NewsGrewH\x00\x12,\n\x08\x66inished\x18\x08 \x01(\x0b\x32\x18.pdd.rpc.v1.NewsFinishedH\x00\x12/\n\x06\x66\x61iled\x18\t \x01(\x0b\x32\x1d.pdd.rpc.v1.NodeRequestFailedH\x00\x12&\n\x05\x65nded\x18\n \x01(\x0b\x32\x15.pdd.rpc.v1.NewsEndedH\x00\x12\x0c\n\x04node\x18\x0b \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\x0c \x01(\x05\x12\x0f\n\x07is_over\x18\r \x01(\x08\x42\x06\n\x04news\"B\n\x08NewsOver\x12\x1f\n\x12output_token_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x15\n\x13_output_token_count\"8\n\x0eNewsFirstToken\x12&\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x16.pdd.rpc.v1.NodeFinish\":\n\tNewsReady\x12\x19\n\x11transferred_bytes\x18\x01 \x01(\x03\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\"\r\n\x0bNewsStarted\"&\n\x08NewsGrew\x12\x1a\n\x12output_token_count\x18\x01 \x01(\x05\"R\n\x0cNewsFinished\x12&\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x16.pdd.rpc.v1.NodeFinish\x12\x1a\n\x12output_token_count\x18\x02 \x01(\x05\",\n\tNewsEnded\x12\x0b\n\x03why\x18\x01 \x01(\t\x12\x12\n\nhas_output\x18\x02 \x01(\x08\"4\n\x0b\x41skResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.LeaderItem\"\x93\x02\n\nLeaderItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x05\x12,\n\x07welcome\x18\x03 \x01(\x0b\x32\x19.pdd.rpc.v1.LeaderWelcomeH\x00\x12\'\n\x05place\x18\x04 \x01(\x0b\x32\x16.pdd.rpc.v1.PlaceGivenH\x00\x12\'\n\x05taken\x18\x05 \x01(\x0b\x32\x16.pdd.rpc.v1.PlaceTakenH\x00\x12+\n\x07refused\x18\x06 \x01(\x0b\x32\x18.pdd.rpc.v1.PlaceRefusedH\x00\x12(\n\x05\x61live\x18\x07 \x01(\x0b\x32\x17.pdd.rpc.v1.LeaderAliveH\x00\x42\x06\n\x04item\" \n\rLeaderWelcome\x12\x0f\n\x07version\x18\x01 \x01(\x05\"\r\n\x0bLeaderAlive\"v\n\nPlaceGiven\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x15.pdd.rpc.v1.PlacePlan\x12\x1b\n\x13granted_token_count\x18\x02 \x01(\x05\x12\x10\n\x08is_whole\x18\x03 \x01(\x08\x12\x14\n\x0cinterruption\x18\x04 \x01(\t\"4\n\nPlaceTaken\x12\x14\n\x0cinterruption\x18\x01 \x01(\t\x12\x10\n\x08is_whole\x18\x02 \x01(\x08\"a\n\x0cPlaceRefused\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x32G\n\tDecisions\x12:\n\x03\x41sk\x12\x16.pdd.rpc.v1.AskRequest\x1a\x17.pdd.rpc.v1.AskResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,33 +47,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTNEWS']._serialized_start=871
   _globals['_REQUESTNEWS']._serialized_end=1331
   _globals['_NEWSOVER']._serialized_start=1333
-  _globals['_NEWSOVER']._serialized_end=1343
-  _globals['_NEWSFIRSTTOKEN']._serialized_start=1345
-  _globals['_NEWSFIRSTTOKEN']._serialized_end=1401
-  _globals['_NEWSREADY']._serialized_start=1403
-  _globals['_NEWSREADY']._serialized_end=1461
-  _globals['_NEWSSTARTED']._serialized_start=1463
-  _globals['_NEWSSTARTED']._serialized_end=1476
-  _globals['_NEWSGREW']._serialized_start=1478
-  _globals['_NEWSGREW']._serialized_end=1516
-  _globals['_NEWSFINISHED']._serialized_start=1518
-  _globals['_NEWSFINISHED']._serialized_end=1600
-  _globals['_NEWSENDED']._serialized_start=1602
-  _globals['_NEWSENDED']._serialized_end=1646
-  _globals['_ASKRESPONSE']._serialized_start=1648
-  _globals['_ASKRESPONSE']._serialized_end=1700
-  _globals['_LEADERITEM']._serialized_start=1703
-  _globals['_LEADERITEM']._serialized_end=1978
-  _globals['_LEADERWELCOME']._serialized_start=1980
-  _globals['_LEADERWELCOME']._serialized_end=2012
-  _globals['_LEADERALIVE']._serialized_start=2014
-  _globals['_LEADERALIVE']._serialized_end=2027
-  _globals['_PLACEGIVEN']._serialized_start=2029
-  _globals['_PLACEGIVEN']._serialized_end=2147
-  _globals['_PLACETAKEN']._serialized_start=2149
-  _globals['_PLACETAKEN']._serialized_end=2201
-  _globals['_PLACEREFUSED']._serialized_start=2203
-  _globals['_PLACEREFUSED']._serialized_end=2300
-  _globals['_DECISIONS']._serialized_start=2302
-  _globals['_DECISIONS']._serialized_end=2373
+  _globals['_NEWSOVER']._serialized_end=1399
+  _globals['_NEWSFIRSTTOKEN']._serialized_start=1401
+  _globals['_NEWSFIRSTTOKEN']._serialized_end=1457
+  _globals['_NEWSREADY']._serialized_start=1459
+  _globals['_NEWSREADY']._serialized_end=1517
+  _globals['_NEWSSTARTED']._serialized_start=1519
+  _globals['_NEWSSTARTED']._serialized_end=1532
+  _globals['_NEWSGREW']._serialized_start=1534
+  _globals['_NEWSGREW']._serialized_end=1572
+  _globals['_NEWSFINISHED']._serialized_start=1574
+  _globals['_NEWSFINISHED']._serialized_end=1656
+  _globals['_NEWSENDED']._serialized_start=1658
+  _globals['_NEWSENDED']._serialized_end=1702
+  _globals['_ASKRESPONSE']._serialized_start=1704
+  _globals['_ASKRESPONSE']._serialized_end=1756
+  _globals['_LEADERITEM']._serialized_start=1759
+  _globals['_LEADERITEM']._serialized_end=2034
+  _globals['_LEADERWELCOME']._serialized_start=2036
+  _globals['_LEADERWELCOME']._serialized_end=2068
+  _globals['_LEADERALIVE']._serialized_start=2070
+  _globals['_LEADERALIVE']._serialized_end=2083
+  _globals['_PLACEGIVEN']._serialized_start=2085
+  _globals['_PLACEGIVEN']._serialized_end=2203
+  _globals['_PLACETAKEN']._serialized_start=2205
+  _globals['_PLACETAKEN']._serialized_end=2257
+  _globals['_PLACEREFUSED']._serialized_start=2259
+  _globals['_PLACEREFUSED']._serialized_end=2356
+  _globals['_DECISIONS']._serialized_start=2358
+  _globals['_DECISIONS']._serialized_end=2429
 # @@protoc_insertion_point(module_scope)

@@ -118,8 +118,10 @@ class RequestNews(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., over: _Optional[_Union[NewsOver, _Mapping]] = ..., first_token: _Optional[_Union[NewsFirstToken, _Mapping]] = ..., ready: _Optional[_Union[NewsReady, _Mapping]] = ..., started: _Optional[_Union[NewsStarted, _Mapping]] = ..., grew: _Optional[_Union[NewsGrew, _Mapping]] = ..., finished: _Optional[_Union[NewsFinished, _Mapping]] = ..., failed: _Optional[_Union[_cluster_pb2.NodeRequestFailed, _Mapping]] = ..., ended: _Optional[_Union[NewsEnded, _Mapping]] = ..., node: _Optional[str] = ..., choice_index: _Optional[int] = ..., is_over: _Optional[bool] = ...) -> None: ...
 
 class NewsOver(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("output_token_count",)
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    output_token_count: int
+    def __init__(self, output_token_count: _Optional[int] = ...) -> None: ...
 
 class NewsFirstToken(_message.Message):
     __slots__ = ("finish",)

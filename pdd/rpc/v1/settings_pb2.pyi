@@ -43,12 +43,14 @@ class Override(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., configured_value: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class SetQuotaRequest(_message.Message):
-    __slots__ = ("tenant", "requests_max")
+    __slots__ = ("tenant", "requests_max", "tokens_per_minute_max")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_MAX_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     requests_max: int
-    def __init__(self, tenant: _Optional[str] = ..., requests_max: _Optional[int] = ...) -> None: ...
+    tokens_per_minute_max: int
+    def __init__(self, tenant: _Optional[str] = ..., requests_max: _Optional[int] = ..., tokens_per_minute_max: _Optional[int] = ...) -> None: ...
 
 class SetQuotaResponse(_message.Message):
     __slots__ = ("is_changed",)
@@ -67,9 +69,11 @@ class ListQuotasResponse(_message.Message):
     def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ...) -> None: ...
 
 class Quota(_message.Message):
-    __slots__ = ("tenant", "requests_max")
+    __slots__ = ("tenant", "requests_max", "tokens_per_minute_max")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_MAX_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     requests_max: int
-    def __init__(self, tenant: _Optional[str] = ..., requests_max: _Optional[int] = ...) -> None: ...
+    tokens_per_minute_max: int
+    def __init__(self, tenant: _Optional[str] = ..., requests_max: _Optional[int] = ..., tokens_per_minute_max: _Optional[int] = ...) -> None: ...

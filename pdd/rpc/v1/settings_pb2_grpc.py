@@ -85,8 +85,8 @@ class SettingsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """SetQuota limits how many requests a tenant may have at a time, or takes the limit away.
-        Idempotent. Errors: INVALID_ARGUMENT (no name of a tenant, or no limit), UNAVAILABLE.
+        """SetQuota limits how many requests a tenant may have at a time, or how many tokens a minute, or
+        takes its limits away. Idempotent. Errors: INVALID_ARGUMENT (no name of a tenant, or no limit), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

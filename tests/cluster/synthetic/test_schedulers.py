@@ -516,6 +516,15 @@ async def test_what_is_set_at_one_scheduler_holds_at_all_and_after_the_leaders_d
     key = "scheduler.path.mode"
     assert f"{key} is now local" in await command(follower, "config", "set", key, "local")
     assert "may now have 0" in await command(follower, "quota", "set", "acme", "--requests", "0")
+    said = await command(follower, "quota", "set", "tiny", "--tokens-per-minute", "20")
+    assert "may now have 20 tokens a minute" in said
+    first, *others = [await ask(name, "tiny") for name in group.http]
+    assert first.status_code == 200, "a minute's worth was left"
+    for refused in others:
+        assert refused.status_code == 429, "the leader counts what all schedulers' clients use"
+        assert "tenant 'tiny' would use about " in refused.text
+        assert "its quota is 20 a minute: " in refused.text
+        assert int(refused.headers["retry-after"]) >= 1
     killed = group.pid(leader)
     for _ in range(2):
         for name in group.http:

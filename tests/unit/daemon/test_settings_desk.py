@@ -16,6 +16,7 @@ from pdd.daemon.agreement import AgreementOfOne, AgreementUnavailable
 from pdd.daemon.settings_desk import SettingsDesk
 from pdd.rpc.v1 import settings_pb2, settings_pb2_grpc
 from pdd.scheduler.events import QuotasChanged, SettingsChanged
+from pdd.scheduler.quotas import Quota
 from pdd.scheduler.settings import PathMode
 
 CONFIG = Config(node=NodeSection(name="scheduler-0", role=Role.SCHEDULER))
@@ -25,6 +26,12 @@ MODE = "scheduler.path.mode"
 def desk() -> tuple[SettingsDesk, AgreementOfOne]:
     agreement = AgreementOfOne()
     return SettingsDesk(config=CONFIG, agreement=agreement), agreement
+
+
+async def set_quota(
+    settings: SettingsDesk, tenant: str, *, requests: int | None = None, tokens: int | None = None
+) -> bool:
+    return await settings.set_quota(tenant, requests_max=requests, tokens_per_minute_max=tokens)
 
 
 async def test_what_is_set_is_agreed_on_and_listed_beside_the_files_value() -> None:
@@ -46,7 +53,7 @@ async def test_what_does_not_fit_is_not_said() -> None:
     with pytest.raises(SettingRefused, match="at a start only"):
         await settings.set_override("http.listen", "127.0.0.1:1")
     with pytest.raises(SettingRefused, match='tenant: "a b" must have'):
-        await settings.set_quota("a b", 1)
+        await set_quota(settings, "a b", requests=1)
     assert (len(agreement.state.overrides), len(agreement.state.quotas)) == (0, 0)
 
 
@@ -68,15 +75,40 @@ async def test_what_is_too_long_to_be_repeated_is_refused_by_its_length(
 
 async def test_quotas_are_agreed_on_and_listed() -> None:
     settings, _ = desk()
-    assert await settings.set_quota("acme", 3)
-    assert await settings.set_quota("zeta", 0)
-    assert not await settings.set_quota("acme", 3)
+    assert await set_quota(settings, "acme", requests=3)
+    assert await set_quota(settings, "zeta", requests=0)
+    assert not await set_quota(settings, "acme", requests=3)
     assert [(one.tenant, one.requests_max) for one in settings.quotas()] == [
         ("acme", 3),
         ("zeta", 0),
     ]
-    assert await settings.set_quota("acme", None)
+    assert await set_quota(settings, "acme")
     assert [one.tenant for one in settings.quotas()] == ["zeta"]
+
+
+async def test_a_limit_that_is_not_named_stays_and_naming_none_takes_both_away() -> None:
+    settings, agreement = desk()
+    assert await set_quota(settings, "acme", requests=3)
+    assert await set_quota(settings, "acme", tokens=600)
+    assert not await set_quota(settings, "acme", tokens=600)
+    (quota,) = settings.quotas()
+    assert (quota.requests_max, quota.tokens_per_minute_max) == (3, 600)
+    assert AgreedSettings(CONFIG).events(agreement.state) == [
+        QuotasChanged(quotas={"acme": Quota(requests_max=3, tokens_per_minute_max=600)})
+    ]
+    assert await set_quota(settings, "zeta", tokens=1)
+    assert not settings.quotas()[1].HasField("requests_max")
+    assert await set_quota(settings, "acme")
+    assert [one.tenant for one in settings.quotas()] == ["zeta"]
+
+
+@pytest.mark.parametrize(
+    "limits", [{"requests": -1}, {"tokens": -1}, {"requests": 1, "tokens": -5}]
+)
+async def test_a_limit_below_zero_is_refused_by_name_and_value(limits: dict[str, int]) -> None:
+    settings, _ = desk()
+    with pytest.raises(SettingRefused, match=r"max is -[15]; it must be at least 0"):
+        await set_quota(settings, "acme", **limits)
 
 
 async def test_the_core_is_told_of_each_change_once() -> None:
@@ -88,8 +120,8 @@ async def test_the_core_is_told_of_each_change_once() -> None:
     assert isinstance(changed, SettingsChanged)
     assert changed.settings.path.mode is PathMode.LOCAL
     assert agreed.events(agreement.state) == []
-    await settings.set_quota("acme", 3)
-    assert agreed.events(agreement.state) == [QuotasChanged(requests_max={"acme": 3})]
+    await set_quota(settings, "acme", requests=3)
+    assert agreed.events(agreement.state) == [QuotasChanged(quotas={"acme": Quota(requests_max=3)})]
     await settings.set_override(MODE, None)
     (back,) = agreed.events(agreement.state)
     assert isinstance(back, SettingsChanged)

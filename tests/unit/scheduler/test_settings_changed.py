@@ -15,6 +15,7 @@ from pdd.scheduler.events import (
     SettingsChanged,
 )
 from pdd.scheduler.group_events import LeadershipChanged
+from pdd.scheduler.quotas import Quota
 from pdd.scheduler.settings import PathMode, PathSettings, SchedulerSettings
 from tests.builders import Cluster, make_request
 
@@ -48,7 +49,7 @@ def test_the_next_decision_goes_by_changed_settings_and_what_runs_stays() -> Non
 
 def test_a_tenant_above_its_quota_is_refused_by_name_value_and_limit_and_others_are_not() -> None:
     cluster = Cluster("prefill-0", "decode-0")
-    cluster.step(QuotasChanged(requests_max={"acme": 2}))
+    cluster.step(QuotasChanged(quotas={"acme": Quota(requests_max=2)}))
     for number in range(2):
         assert path_of(arrive(cluster, f"r{number}"))
     error = error_of(arrive(cluster, "r2"))
@@ -63,11 +64,11 @@ def test_a_tenant_above_its_quota_is_refused_by_name_value_and_limit_and_others_
 def test_a_quota_below_what_a_tenant_has_ends_nothing_and_without_it_there_is_no_limit() -> None:
     cluster = Cluster("prefill-0", "decode-0")
     arrive(cluster, "r1")
-    assert cluster.step(QuotasChanged(requests_max={"acme": 0})) == []
+    assert cluster.step(QuotasChanged(quotas={"acme": Quota(requests_max=0)})) == []
     assert RequestId("r1") in cluster.core.requests
     refused = str(error_of(arrive(cluster, "r2")))
     assert "has 1 requests, its quota is 0 at a time: nothing of it is taken" in refused
-    cluster.step(QuotasChanged(requests_max={}))
+    cluster.step(QuotasChanged(quotas={}))
     assert path_of(arrive(cluster, "r3"))
 
 
@@ -75,6 +76,6 @@ def test_a_quota_below_what_a_tenant_has_ends_nothing_and_without_it_there_is_no
 def test_only_who_leads_says_no_as_it_alone_knows_all_that_a_tenant_has(leads: bool) -> None:
     cluster = Cluster("prefill-0", "decode-0")
     cluster.step(LeadershipChanged(leads=leads))
-    cluster.step(QuotasChanged(requests_max={"acme": 0}))
+    cluster.step(QuotasChanged(quotas={"acme": Quota(requests_max=0)}))
     effects = arrive(cluster, "r1")
     assert bool(effects) is leads
