@@ -22,7 +22,18 @@ are many (2k tokens at tensor parallelism 4 are 500 numbers) and which the nodes
 The block directory does not go through the log. Every node is attached to every scheduler and tells
 each of them what its cache holds, numbered, so that a scheduler sees what it has missed and asks
 (``daemon/cache_feed``, ``daemon/directory_feed``). Through the log the same bytes would be written
-to three disks with an fsync, pass through the leader twice, and come later: `pdd bench raft` shows
-what that does to hard entries. The directory of a follower is therefore never older than the
-leader's, survives a lost majority, and adds nothing to log or snapshots.
+to three disks with an fsync, pass through the leader twice, and come later. What that costs is
+measured by `pdd bench raft` (``soft_rows``), which commits as many bytes; three processes on one
+2-core machine, idle::
+
+    soft load beside hard entries                     bytes/s    hard entries' p99
+    none                                                    0    4.5 ms
+    sequence table of 5,000 requests/s                 1.1 MB    6.6 ms
+    700,000 blocks/s, were they in the log            11.2 MB   11.3 ms
+
+So the directory of a follower is never older than the leader's, survives a lost majority, and adds
+nothing to log or snapshots, however many keys it has. A scheduler that starts, or comes back, has
+it from the nodes: each tells the number it has reached, the scheduler asks those for a snapshot
+whose number it does not know, a few at a time, and decides without a prefix it does not know yet
+(it is computed again, nothing is wrong). A change of leaders needs nothing: the next has its own.
 """

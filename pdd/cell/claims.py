@@ -9,7 +9,7 @@ some tens of milliseconds later by the log, knows those of schedulers that are l
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 CLAIMS_MAX = 10_000
 """Beyond so many the oldest is forgotten: by then its row is in the table of every scheduler."""
@@ -19,39 +19,40 @@ class KeyClaims:
     """Of one leader. All times are the order of calls."""
 
     def __init__(
-        self,
-        *,
-        holder_of: Callable[[bytes], str | None],
-        is_there: Callable[[str], bool],
-        claims_max: int = CLAIMS_MAX,
+        self, *, holder_of: Callable[[bytes], str | None], claims_max: int = CLAIMS_MAX
     ) -> None:
-        """
-        Args:
-            holder_of: who has a key as the sequence table says.
-            is_there: whether a scheduler is known to live: one that does not loses what it has.
-        """
+        """``holder_of``: who has a key as the sequence table says."""
         self._holder_of = holder_of
-        self._is_there = is_there
         self._claims_max = claims_max
         self._holders: OrderedDict[bytes, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def told(self, key: bytes, holder: str) -> None:
-        """A scheduler has a request of that key already. What was claimed since stands."""
-        if key not in self._holders:
+    def told(self, key: bytes, holder: str, *, stands: Callable[[str], bool]) -> str:
+        """A scheduler has a request of that key already. Returns who has the key: it, or who has
+        claimed it since, if that ``stands``."""
+        former = self._holders.get(key)
+        if former is None or (former != holder and not stands(former)):
             self._keep(key, holder)
+        return self._holders[key]
 
-    def claim(self, key: bytes, claimer: str, *, released_by: str = "") -> str:
-        """Who has the key: ``claimer``, or the one that must be asked. ``released_by``: a scheduler
-        that has said that it has nothing under that key (any more)."""
-        holder = claimer
+    def claimed(self, key: bytes) -> str | None:
+        """Who has claimed it, or has told of it; None: nobody that is remembered."""
+        return self._holders.get(key)
+
+    def holder(self, key: bytes, *, without: Collection[str] = ()) -> str | None:
+        """Who has the key; None: nobody but, perhaps, those ``without`` whom this is asked."""
         # Who has claimed it, then who says to have it: another may have taken it over from there.
         for one in (self._holders.get(key), self._holder_of(key)):
-            if one is not None and one != released_by and self._is_there(one):
-                holder = one
-                break
+            if one is not None and one not in without:
+                return one
+        return None
+
+    def claim(self, key: bytes, claimer: str, *, without: Collection[str] = ()) -> str:
+        """Who has the key: ``claimer``, or the one that must be asked. ``without``: schedulers of
+        which it is known that they have nothing under that key (any more)."""
+        holder = self.holder(key, without=without) or claimer
         self._keep(key, holder)
         return holder
 

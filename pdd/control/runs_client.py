@@ -23,6 +23,8 @@ from pdd.tls.security import PLAIN, Security
 log = structlog.get_logger(__name__)
 
 _CLAIM_TIMEOUT_S = 1.0
+_PROBE_TIMEOUT_S = 0.3
+"""Below the time in which whoever asks the leader for a key wants its answer."""
 FIRST_ITEM_TIMEOUT_S = 1.5
 """A scheduler that says nothing for so long is taken for lost. It may have to tokenise first."""
 END_TIMEOUT_S = 1.5
@@ -218,6 +220,24 @@ class RunsClient:
             raise _unreachable(holder, error) from error
         if response.HasField("failed"):
             raise error_from_proto(response.failed)
+
+    async def is_gone(self, scheduler: str) -> bool:
+        """Whether nobody listens at its address: the process that did is over. False where that
+        cannot be told: it stands still, or is cut off, or its host is down."""
+        host, _, port = self._address_of(scheduler).rpartition(":")
+        writer = None
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                # A proxy that finds nobody behind it takes the connection and ends it at once.
+                return not await reader.read(1)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        finally:
+            if writer is not None:
+                writer.close()
 
     async def close(self) -> None:
         """At the end of the process."""

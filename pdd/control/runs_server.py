@@ -47,7 +47,7 @@ class Followed(Protocol):
 class RunsHandler(Protocol):
     """What the daemon behind it answers. All calls come on the event loop."""
 
-    def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
+    async def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
         """Who has a key. Raises NotLeading."""
         ...
 
@@ -76,7 +76,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         """Who may run a key."""
         await self._admit(request.scheduler, context)
         try:
-            holder = self._handler.claim_here(
+            holder = await self._handler.claim_here(
                 request.resume_key, request.scheduler, released_by=request.released_by
             )
         except NotLeading as error:

@@ -63,7 +63,12 @@ class RemoteError(PddError):
 
 
 class NodeUnavailable(RemoteError):
-    """No node that could serve the request is there."""
+    """No node that could serve the request is there. ``retry_after_s``: None: nobody can say when
+    one will be."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SchedulerStopping(NodeUnavailable):

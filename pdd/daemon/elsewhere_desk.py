@@ -11,12 +11,25 @@ a key wait for it.
 When the leader is lost, its claims are. The next one grants none before the others have told it
 what they hold, keys included, as they do anyway before it gives places; and a request that was
 claimed at the former one and is being prepared (tokenised) asks again before it begins (`confirm`).
-So a key runs twice only where a scheduler that has it is cut off from the leader for LOST_AFTER_S.
+
+A scheduler that is cut off from the leader, or stands still, keeps its keys: its requests may well
+run on. Whoever is sent such a key meanwhile waits for CLAIM_WAIT_S and then says 503; if a node
+comes with the request first, it is joined there. A key goes to the next that asks for it only when
+
+    its scheduler is asked and has nothing under it, also in its next life
+    nobody listens at its scheduler's address (``RunsClient.is_gone``): that process is over
+    its request waits for a place, which but the leader can give: refused when it is told of again
+    its scheduler has not been heard of for as long as any request may take (``run_s_max``)
+
+The address is that of the scheduler's gRPC server, which listens for as long as the process lives;
+a firewall that refuses connections in its name would be believed. If a key was given away all the
+same, whoever is back with it is told so, and its request ends there with an error
+(``GroupDesk``): of two runs one is left.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -39,6 +52,8 @@ log = structlog.get_logger(__name__)
 CLAIM_WAIT_S = 5.0
 """Longer than an election."""
 _AGAIN_S = 0.1
+_RETRY_AFTER_S = 2.0
+"""Nodes come with what a scheduler had about ten seconds after it stood still."""
 
 
 class ElsewhereDesk:
@@ -52,13 +67,15 @@ class ElsewhereDesk:
         table: SequenceTable,
         client: RunsClient,
         clock: Clock,
+        run_s_max: float,
     ) -> None:
-        """``name``: this scheduler's."""
+        """``name``: this scheduler's. ``run_s_max``: how long a request may take at most."""
         self._name = name
         self._group = group
         self._table = table
         self._client = client
         self._clock = clock
+        self._run_s_max = run_s_max
         self._runs: Runs | None = None
         self._claims = self._new_claims()
         self._leadership = 0
@@ -76,18 +93,12 @@ class ElsewhereDesk:
         self._leadership += 1
         self._claims = self._new_claims()
 
-    def key_told(self, key: bytes, holder: str) -> None:
+    def key_told(self, key: bytes, holder: str, stands: Callable[[str], bool]) -> str:
         """See ``GroupDesk.on_key_told``."""
-        self._claims.told(key, holder)
+        return self._claims.told(key, holder, stands=stands)
 
     def _new_claims(self) -> KeyClaims:
-        return KeyClaims(holder_of=self._table.holder_of, is_there=self._is_there)
-
-    def _is_there(self, scheduler: str) -> bool:
-        if scheduler == self._name:
-            return True
-        silent_s = self._group.silent_s(scheduler)
-        return silent_s is not None and silent_s < LOST_AFTER_S
+        return KeyClaims(holder_of=self._table.holder_of)
 
     # --- for the own front door --------------------------------------------------------------
 
@@ -118,6 +129,8 @@ class ElsewhereDesk:
     async def confirm(self, resume_key: bytes) -> None:
         """See ``Elsewhere``."""
         granted = self._granted.pop(resume_key, self._leadership)
+        if self._group.leads and self._claims.claimed(resume_key) not in (None, self._name):
+            granted = -1  # somebody came back with it; whoever does not lead hears so when it tells
         until_s = self._clock() + CLAIM_WAIT_S
         why = ""
         while granted != self._leadership:
@@ -133,7 +146,8 @@ class ElsewhereDesk:
             if holder != self._name:
                 raise NodeUnavailable(
                     f"scheduler {holder} has got this idempotency-key while another one came to "
-                    "lead; send the request again, to be told what it says"
+                    "lead; send the request again, to be told what it says",
+                    retry_after_s=_RETRY_AFTER_S,
                 )
             granted = leadership
 
@@ -147,7 +161,7 @@ class ElsewhereDesk:
         """Raises SchedulerUnreachable, NotLeading."""
         leader = self._group.leader
         if leader is None or leader == self._name:
-            return self.claim_here(resume_key, self._name, released_by=released_by)
+            return await self.claim_here(resume_key, self._name, released_by=released_by)
         try:
             return await self._client.claim(leader, resume_key, released_by=released_by)
         except SchedulerUnreachable as error:
@@ -270,8 +284,21 @@ class ElsewhereDesk:
 
     # --- for the other schedulers ------------------------------------------------------------
 
-    def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
+    async def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
         """Who has a key. Raises NotLeading, also while it cannot know yet."""
+        self._check_leads()
+        leadership, without = self._leadership, {released_by}
+        while True:
+            holder = self._claims.holder(key, without=without)
+            if holder is None or holder == scheduler or not await self._has_let_go(key, holder):
+                break
+            without.add(holder)
+        self._check_leads()
+        if leadership != self._leadership:
+            raise NotLeading("who leads has changed while it was asked who has the key")
+        return self._claims.claim(key, scheduler, without=without)
+
+    def _check_leads(self) -> None:
         if not self._group.leads:
             raise NotLeading(f"{self._name} does not lead; it follows {self._group.leader}")
         if unheard := self._group.unheard:
@@ -279,7 +306,19 @@ class ElsewhereDesk:
                 f"{self._name} has just come to lead, and {', '.join(unheard)} has not told yet "
                 "what it has"
             )
-        return self._claims.claim(key, scheduler, released_by=released_by)
+
+    async def _has_let_go(self, key: bytes, holder: str) -> bool:
+        """Whether nothing of that key can run at a scheduler (any more); see the module."""
+        if holder == self._name:
+            return False
+        silent_s = self._group.silent_s(holder)
+        if silent_s is None or silent_s >= self._run_s_max:
+            return True  # none of the group; or whatever it had has ended
+        if silent_s < LOST_AFTER_S:
+            return False
+        if self._group.drop_waiting(key, holder):
+            return True
+        return await self._client.is_gone(holder)
 
     async def find_here(self, request_id: RequestId, *, tenant: str) -> "OwnRun":
         """See ``RunsHandler``."""
@@ -306,7 +345,8 @@ class ElsewhereDesk:
 def _untold(why: str) -> NodeUnavailable:
     return NodeUnavailable(
         f"whether another scheduler runs this idempotency-key could not be told within "
-        f"{CLAIM_WAIT_S:g} s ({why}); send the request again"
+        f"{CLAIM_WAIT_S:g} s ({why}); send the request again",
+        retry_after_s=_RETRY_AFTER_S,
     )
 
 

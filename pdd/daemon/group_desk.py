@@ -32,6 +32,7 @@ from pdd.control.group_convert import (
 )
 from pdd.control.leader_client import LeaderLink
 from pdd.control.leader_server import HolderSession, NotLeading
+from pdd.core.errors import NodeUnavailable
 from pdd.core.identity import RequestId
 from pdd.core.ports import Clock
 from pdd.rpc.v1 import decisions_pb2
@@ -62,7 +63,7 @@ from pdd.scheduler.group_events import (
     RequestRefused,
     RequestTold,
 )
-from pdd.scheduler.requests import Phase
+from pdd.scheduler.requests import Phase, Request
 from pdd.tls.security import Security
 
 log = structlog.get_logger(__name__)
@@ -135,8 +136,9 @@ class GroupDesk:
         """Before this one. If it is lost, nodes tell what it had."""
         self._have_told: set[str] = set()
         """Since this one leads: schedulers that have told all they had."""
-        self.on_key_told: Callable[[bytes, str], None] = _ignore
-        """When this one leads: which scheduler has a request of a client's key."""
+        self.on_key_told: Callable[[bytes, str, Callable[[str], bool]], str] = _is_its_own
+        """When this one leads: which scheduler has a request of a client's key. Returns which one
+        may have: it, or who has claimed the key since, if the third says that this one runs it."""
         self.on_leader_attached: Callable[[], None] = _ignore
         """Told when there is a leader that takes what this scheduler says."""
         self.on_holder_lost: Callable[[str, bool], None] = _ignore
@@ -222,9 +224,10 @@ class GroupDesk:
             if name != self._name and name not in self._holders and name not in self._lost:
                 self._lost[name] = loop.call_later(LOST_AFTER_S, self._note_lost, name)
         log.info("leading", held=len(self._core.requests), others=len(self._others))
-        for request in self._core.requests.values():
-            if request.request.resume_key:
-                self.on_key_told(request.request.resume_key, request.holder or self._name)
+        for request in list(self._core.requests.values()):
+            key = request.request.resume_key
+            if key and not request.holder and (has := self._who_has(key, self._name)) != self._name:
+                self._step(RequestRefused(request_id=request.id, error=_taken(has, self._name)))
         self._step(LeadershipChanged(leads=True))
         self.on_leader_attached()
 
@@ -326,19 +329,62 @@ class GroupDesk:
     def _all_have_told(self) -> bool:
         return not self._untold and len(self._holders) == len(self._addresses) - 1
 
+    def drop_waiting(self, key: bytes, holder: str) -> bool:
+        """Whether a scheduler that is not attached has a request of that key which waits for its
+        first place. Only this one gives places, so it never runs: it is forgotten, and refused if
+        its scheduler comes back with it."""
+        for request in self._core.requests.values():
+            if request.holder == holder and request.request.resume_key == key:
+                if request.phase is not Phase.QUEUED or request.generation:
+                    return False
+                self._others.pop(request.id, None)
+                self._step(RequestCancelled(request_id=request.id))
+                return True
+        return False
+
     def _on_told(self, event: RequestTold) -> None:
         request_id = event.request.request_id
-        present = self._core.requests.get(request_id)
-        if present is not None and not present.holder:
-            return  # it came to this scheduler meanwhile
+        if (rival := self._rival_of(event)) is not None:
+            self._refuse(event.holder, request_id, rival)
+            return
+        other = self._others.get(request_id)
+        if other is not None and other.holder != event.holder and other.holder in self._holders:
+            self._refuse(other.holder, request_id, event.holder)
         self._others[request_id] = _Other(event.holder, event.generation)
-        if event.request.resume_key:
-            self.on_key_told(event.request.resume_key, event.holder)
         for untold in self._untold.values():
             untold.discard(request_id)
         self._step(event)
         self._tell_taken(request_id)
         self._tell_less(event)
+
+    def _rival_of(self, event: RequestTold) -> str | None:
+        """Who else has that request, or its client's key, since the teller was cut off. Of two that
+        have the same one, who is further with it keeps it, or who told of it first."""
+        request_id, key = event.request.request_id, event.request.resume_key
+        present, other = self._core.requests.get(request_id), self._others.get(request_id)
+        if present is not None and not present.holder:
+            return self._name
+        if present is not None and other is not None and other.holder != event.holder:
+            is_behind = _told_progress(event) <= _known_progress(present)
+            return other.holder if is_behind and other.holder in self._holders else None
+        has = self._who_has(key, event.holder) if key else event.holder
+        return has if has != event.holder else None
+
+    def _who_has(self, key: bytes, holder: str) -> str:
+        """``holder`` has a request of a client's key; of two that have one, who may go on."""
+
+        def runs_it(other: str) -> bool:
+            name = "" if other == self._name else other
+            return any(
+                request.holder == name and request.request.resume_key == key
+                for request in self._core.requests.values()
+            )
+
+        return self.on_key_told(key, holder, runs_it)
+
+    def _refuse(self, holder: str, request_id: RequestId, rival: str) -> None:
+        log.warning("request_held_twice", request_id=request_id, scheduler=holder, kept=rival)
+        self._send(holder, refused_to_proto(request_id, _taken(rival, holder)))
 
     def takes(self, effect: Effect) -> bool:
         """Whether an effect is about a request that another scheduler holds; then it is done."""
@@ -527,6 +573,33 @@ class GroupDesk:
             )
             assert item is not None
             link.send(item)
+
+
+def _told_progress(told: RequestTold) -> int:
+    """0: it waits. 1: it has a place. 2: it has output there."""
+    if told.phase is Phase.QUEUED:
+        return 0
+    has_output = told.output_token_count or told.phase in (Phase.TRANSFERRING, Phase.DECODING)
+    return 2 if has_output else 1
+
+
+def _known_progress(request: Request) -> int:
+    """Likewise."""
+    if request.phase is Phase.QUEUED:
+        return 0
+    return 1 if request.first_token_s is None else 2
+
+
+def _taken(rival: str, holder: str) -> NodeUnavailable:
+    return NodeUnavailable(
+        f"scheduler {rival} has this request since scheduler {holder} was cut off from the leader; "
+        "send it again, or ask for its stream, to be told what it says"
+    )
+
+
+def _is_its_own(key: bytes, holder: str, runs_it: Callable[[str], bool]) -> str:
+    """Nobody else is known."""
+    return holder
 
 
 def _ignore(*_: object) -> None:

@@ -270,6 +270,7 @@ class _SchedulerDaemon:
             table=self._sequences,
             client=self._runs_client,
             clock=self._clock,
+            run_s_max=self._config.scheduler.request_deadline_s,
         )
 
     async def _agree(self, agreeing: asyncio.Task[None]) -> None:

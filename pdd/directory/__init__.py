@@ -7,6 +7,10 @@
     nodes       whose cache is known up to which event
     index       blocks -> nodes      over  table (keys -> words)  and  node_sets (words -> nodes)
 
+Each scheduler has one of its own, fed by every node (`pdd.daemon.directory_feed`): it is not in the
+log, and `pdd.cell` says why and what that was measured to cost. ``apply`` takes entries all the
+same, so that a history can be replayed and compared.
+
 A look-up is a hint. No byte is skipped on its word: the engine's own hash decides.
 Where a request is, and at whom, is in `pdd.cell.sequences`.
 """

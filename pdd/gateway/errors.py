@@ -175,7 +175,7 @@ def make_error_body(
 
 def retry_after_s(error: Exception) -> int | None:
     """Whole seconds for ``Retry-After``, at least one; None when the error carries none."""
-    if not isinstance(error, AdmissionRejected):
+    if not isinstance(error, AdmissionRejected | NodeUnavailable) or error.retry_after_s is None:
         return None
     seconds = error.retry_after_s
     return max(1, math.ceil(seconds)) if math.isfinite(seconds) else 1

@@ -2,15 +2,15 @@
 
 from pdd.cell.claims import KeyClaims
 
-ALL = {"a", "b", "c"}
 
-
-def claims(
-    *, rows: dict[bytes, str] | None = None, there: set[str] | None = None, most: int = 10
-) -> KeyClaims:
-    alive = ALL if there is None else there
+def claims(*, rows: dict[bytes, str] | None = None, most: int = 10) -> KeyClaims:
     said = {} if rows is None else rows
-    return KeyClaims(holder_of=said.get, is_there=alive.__contains__, claims_max=most)
+    return KeyClaims(holder_of=said.get, claims_max=most)
+
+
+def told(one: KeyClaims, holder: str, *, runs: str = "") -> str:
+    """``runs``: the schedulers that run a request of that key."""
+    return one.told(b"k", holder, stands=runs.__contains__)
 
 
 def test_the_first_that_asks_has_it_and_the_others_are_sent_there() -> None:
@@ -25,27 +25,33 @@ def test_a_new_leader_knows_from_the_table() -> None:
 
 def test_a_new_leader_is_told_by_who_has_a_key_and_what_was_claimed_since_stands() -> None:
     one = claims()
-    one.told(b"k", "a")
+    assert told(one, "a") == "a"
     assert one.claim(b"k", "b") == "a"
-    assert one.claim(b"k", "b", released_by="a") == "b"
-    one.told(b"k", "a")
+    assert one.claim(b"k", "b", without="a") == "b"
+    assert told(one, "a", runs="b") == "b"
     assert one.claim(b"k", "c") == "b"
 
 
+def test_what_was_claimed_and_does_not_run_is_for_whoever_tells_that_it_does() -> None:
+    one = claims()
+    assert one.claim(b"k", "b") == "b"
+    assert told(one, "a") == "a"
+    assert (one.claimed(b"k"), one.claim(b"k", "b")) == ("a", "a")
+
+
 def test_what_a_lost_scheduler_had_is_for_the_next_that_asks() -> None:
-    one = claims(rows={b"k": "a"}, there={"b", "c"})
-    assert [one.claim(b"k", who) for who in ("b", "c")] == ["b", "b"]
+    one = claims(rows={b"k": "a"})
+    assert (one.holder(b"k"), one.holder(b"k", without="a")) == ("a", None)
+    assert [one.claim(b"k", who, without="a") for who in ("b", "c")] == ["b", "b"]
 
 
 def test_what_was_taken_over_from_a_lost_scheduler_is_not_for_the_next_that_asks() -> None:
     rows: dict[bytes, str] = {}
-    there = {"a", "b", "c"}
-    one = claims(rows=rows, there=there)
+    one = claims(rows=rows)
     assert one.claim(b"k", "a") == "a"
-    there.discard("a")
     rows[b"k"] = "b"  # a node has given the request to b
-    assert one.claim(b"k", "c") == "b"
-    assert one.claim(b"k", "c", released_by="b") == "c"
+    assert one.claim(b"k", "c", without="a") == "b"
+    assert one.claim(b"k", "c", without="ab") == "c"
 
 
 def test_what_was_taken_over_from_one_that_is_back_is_not_for_the_next_that_asks() -> None:
@@ -53,14 +59,14 @@ def test_what_was_taken_over_from_one_that_is_back_is_not_for_the_next_that_asks
     one = claims(rows=rows)
     assert one.claim(b"k", "a") == "a"
     rows[b"k"] = "b"
-    assert one.claim(b"k", "c", released_by="a") == "b"
-    assert one.claim(b"k", "c", released_by="b") == "c"
+    assert one.claim(b"k", "c", without="a") == "b"
+    assert one.claim(b"k", "c", without="b") == "c"
 
 
 def test_a_scheduler_that_has_nothing_there_any_more_lets_go_of_it_once() -> None:
     one = claims(rows={b"k": "a"})
-    assert one.claim(b"k", "b", released_by="a") == "b"
-    assert one.claim(b"k", "c", released_by="a") == "b"
+    assert one.claim(b"k", "b", without="a") == "b"
+    assert one.claim(b"k", "c", without="a") == "b"
     assert one.claim(b"k", "a") == "b"
 
 

@@ -1,8 +1,9 @@
 """Two schedulers over real gRPC: one asks for a key, the other has it, and the leader says so."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from tests.waiting import until
 NAME = RunName(path="/v1/completions", tenant="default", key="k", digest=b"d" * 16)
 R1 = RequestId("r-test")
 WAIT_S = 10.0
+RUN_S_MAX = 600.0
 
 
 @dataclass
@@ -42,6 +44,11 @@ class FakeGroup:
     leads: bool = False
     silent: dict[str, float] = field(default_factory=dict)
     unheard: list[str] = field(default_factory=list)
+    waiting: set[tuple[bytes, str]] = field(default_factory=set)
+    """Keys of requests that wait for their first place, and at whom."""
+
+    def drop_waiting(self, key: bytes, holder: str) -> bool:
+        return (key, holder) in self.waiting
 
     def silent_s(self, scheduler: str) -> float | None:
         return self.silent.get(scheduler)
@@ -64,6 +71,7 @@ class Side:
             table=self.table,
             client=self.client,
             clock=clock,
+            run_s_max=RUN_S_MAX,
         )
         self.runs = Runs(
             inference=self.inference,
@@ -174,7 +182,7 @@ async def test_a_new_leader_grants_nothing_before_the_others_have_told_what_they
         asking = asyncio.create_task(a.ask(RequestId("r-a")))
         done, _ = await asyncio.wait({asking}, timeout=0.3)
         assert not done
-        a.desk.key_told(resume_key(NAME), "b")
+        a.desk.key_told(resume_key(NAME), "b", lambda other: True)
         a.group.unheard = []
         await asyncio.wait_for(asking, WAIT_S)
         assert (len(a.inference.requests), len(b.inference.requests)) == (0, 1)
@@ -188,7 +196,7 @@ async def test_a_request_that_is_prepared_while_leaders_change_asks_again_before
         def another_leader_gives_it_to(other: str) -> None:
             for side in (a, b):
                 side.desk.leader_is("a")
-            a.desk.claim_here(resume_key(NAME), other, released_by="")
+            a.desk.key_told(resume_key(NAME), other, lambda one: True)
 
         with pytest.raises(NodeUnavailable, match="scheduler a has got this idempotency-key"):
             await b.ask(preparing=lambda: another_leader_gives_it_to("a"))
@@ -213,13 +221,76 @@ async def test_without_a_leader_a_key_is_not_run_on_suspicion(
             assert not side.inference.requests
 
 
-async def test_a_holder_that_the_leader_has_not_heard_of_for_long_loses_its_keys() -> None:
+async def test_a_holder_that_is_silent_and_whose_process_is_over_loses_its_keys() -> None:
     async with sides() as (a, b):
         await b.ask()
         await b.server.stop(grace=None)
         a.group.silent["b"] = LOST_AFTER_S + 1
         await a.ask(RequestId("r-a"))
         assert len(a.inference.requests) == 1
+
+
+@contextmanager
+def standing_still(side: Side) -> Iterator[None]:
+    """Its process lives and says nothing: connections are taken, and nobody reads them. Its
+    requests run on."""
+    addresses = cast("dict[str, str]", side.client._addresses)
+    former = addresses[side.name]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses[side.name] = f"127.0.0.1:{silent.getsockname()[1]}"
+        try:
+            yield
+        finally:
+            addresses[side.name] = former
+
+
+@pytest.mark.parametrize("silent_s", [LOST_AFTER_S + 1, RUN_S_MAX - 1])
+async def test_a_key_whose_scheduler_stands_still_is_run_by_nobody_else(
+    silent_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere_desk, "CLAIM_WAIT_S", 2.5)
+    async with sides("abc") as (a, b, c):
+        await b.ask()
+        a.group.silent = {"a": 0.0, "b": silent_s, "c": 0.0}
+        with standing_still(b):
+            for side in (a, c):
+                with pytest.raises(NodeUnavailable, match="send the request again") as refused:
+                    await side.ask(RequestId(f"r-{side.name}"))
+                assert refused.value.retry_after_s is not None
+        a.group.silent["b"] = 0.0
+        for side in (a, c):  # it is back: they are shown what it runs
+            await side.ask(RequestId(f"r-{side.name}"))
+        assert [len(side.inference.requests) for side in (a, b, c)] == [0, 1, 0]
+
+
+async def test_a_key_is_free_when_its_scheduler_was_silent_for_as_long_as_a_request_takes() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        a.group.silent["b"] = RUN_S_MAX
+        with standing_still(b):
+            await a.ask(RequestId("r-a"))
+        assert len(a.inference.requests) == 1
+
+
+async def test_a_key_whose_request_waits_for_a_place_at_a_lost_scheduler_is_free() -> None:
+    async with sides() as (a, b):
+        await b.ask()
+        a.group.silent["b"] = LOST_AFTER_S + 1
+        a.group.waiting.add((resume_key(NAME), "b"))
+        with standing_still(b):
+            await a.ask(RequestId("r-a"))
+        assert len(a.inference.requests) == 1
+
+
+async def test_the_leader_does_not_begin_what_another_came_back_with_while_it_prepared() -> None:
+    async with sides() as (a, _):
+
+        def b_tells_of_it() -> None:
+            assert a.desk.key_told(resume_key(NAME), "b", lambda other: False) == "b"
+
+        with pytest.raises(NodeUnavailable, match="scheduler b has got this idempotency-key"):
+            await a.ask(preparing=b_tells_of_it)
+        assert not a.inference.requests
 
 
 async def test_clients_that_have_seen_unlike_parts_of_it_all_go_on_at_another_scheduler() -> None:

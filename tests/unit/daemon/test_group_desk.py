@@ -1,9 +1,12 @@
 """Whose decision an effect is, when a leader takes over what a lost scheduler had."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from pdd.cell.claims import KeyClaims
 from pdd.control.group_convert import told_to_proto
 from pdd.control.leader_server import HolderSession
 from pdd.core.frames import EngineFacts
@@ -166,7 +169,11 @@ async def test_a_new_leader_says_which_keys_run_where_and_whom_it_has_not_heard(
     leader.step(LeadershipChanged(leads=False))
     leader.step(RequestArrived(request=with_key("own", b"k0").request))
     keys: dict[bytes, str] = {}
-    leader.desk.on_key_told = keys.__setitem__
+
+    def note(key: bytes, holder: str, runs_it: Callable[[str], bool]) -> str:
+        return keys.setdefault(key, holder)
+
+    leader.desk.on_key_told = note
     leader.desk.leader_is("s0")
     assert leader.desk.unheard == ["s1", "s2"], "the former leader is lost, as far as one knows"
     for name, told in (("s1", "r1"), ("s2", "r2"), ("s3", "r3")):
@@ -179,3 +186,117 @@ async def test_a_new_leader_says_which_keys_run_where_and_whom_it_has_not_heard(
     assert leader.desk.unheard == []
     assert leader.desk.leads, "all have told"
     assert keys == {b"k0": "s0", b"r1": "s1", b"r2": "s2", b"r3": "s3"}
+
+
+class Told:
+    """Schedulers that tell a leader what they hold, and what it says to them."""
+
+    def __init__(self, *names: str) -> None:
+        self.leader = Leader(addresses=dict.fromkeys(("s0", *names), "a"))
+        claims = KeyClaims(holder_of=lambda key: None)
+        self.claims = claims
+        self.leader.desk.on_key_told = lambda key, holder, runs: claims.told(
+            key, holder, stands=runs
+        )
+        self.sent: list[tuple[str, str, str]] = []
+        self.sessions: dict[str, HolderSession] = {}
+        for name in names:
+            self.attach(name)
+
+    def attach(self, name: str) -> None:
+        session = self.sessions[name] = HolderSession(name)
+
+        def note(item: decisions_pb2.LeaderItem) -> None:
+            self.sent.append((name, item.request_id, str(item.WhichOneof("item"))))
+
+        session.send = note  # type: ignore[method-assign]
+        self.leader.desk.holder_attached(session)
+
+    def detach(self, name: str) -> None:
+        self.leader.desk.holder_detached(self.sessions[name], "it stands still")
+
+    def tell(self, name: str, request_id: str, *, key: bytes = b"k", **state: Any) -> None:
+        request = replace(with_key(request_id, key), **state)
+        item = told_to_proto(request, output_token_count=0, now_s=0.0)
+        self.leader.desk.holder_said(self.sessions[name], item)
+
+    def refused(self) -> list[tuple[str, str]]:
+        """Who was refused which request."""
+        return [(name, request_id) for name, request_id, what in self.sent if what == "refused"]
+
+    def held(self) -> dict[str, str]:
+        return {name: one.holder for name, one in self.leader.cluster.core.requests.items()}
+
+
+RUNNING = {
+    "phase": Phase.DECODING,
+    "plan": Plan(path=Path.LOCAL, prefill_node=None, decode_node=D0, reason="why"),
+    "decode": D0,
+    "first_token_s": 0.0,
+    "granted_tokens": 16,
+}
+
+
+async def test_who_comes_back_with_a_key_that_another_runs_by_now_is_refused() -> None:
+    told = Told("s1", "s2")
+    told.tell("s1", "r1", **RUNNING)
+    told.detach("s1")
+    assert told.claims.claim(b"k", "s2", without={"s1"}) == "s2"
+    told.tell("s2", "r2")
+    told.attach("s1")
+    told.tell("s1", "r1", **RUNNING)
+    assert told.refused() == [("s1", "r1")]
+    assert told.held()["r2"] == "s2"
+
+
+async def test_who_comes_back_with_a_key_before_the_other_has_begun_keeps_it() -> None:
+    told = Told("s1", "s2")
+    assert told.claims.claim(b"k", "s2") == "s2"  # and prepares it
+    told.tell("s1", "r1", **RUNNING)
+    told.tell("s2", "r2")
+    assert told.refused() == [("s2", "r2")]
+    assert told.held() == {"r1": "s1"}
+
+
+async def test_a_claim_of_one_that_has_nothing_of_that_key_any_more_refuses_nobody() -> None:
+    told = Told("s1", "s2")
+    assert told.claims.claim(b"k", "s1") == "s1"  # then it died, is back, and has lost it
+    told.tell("s2", "r1", **RUNNING)  # a node has given it to s2
+    assert not told.refused()
+    assert told.held() == {"r1": "s2"}
+
+
+@pytest.mark.parametrize("first", ["s1", "s2"])
+async def test_of_two_that_have_one_request_who_runs_it_keeps_it(first: str) -> None:
+    told = Told("s1", "s2")
+    for name in ("s1", "s2") if first == "s1" else ("s2", "s1"):
+        told.tell(name, "r1", **(RUNNING if name == "s2" else {"generation": 1}))
+    assert told.refused() == [("s1", "r1")]
+    assert told.held() == {"r1": "s2"}
+
+
+async def test_what_the_leader_itself_has_by_now_is_refused_to_who_comes_back_with_it() -> None:
+    told = Told("s1")
+    told.leader.step(RequestArrived(request=with_key("r1", b"k").request))
+    told.tell("s1", "r1", generation=1)
+    assert told.refused() == [("s1", "r1")]
+    assert told.held() == {"r1": ""}
+
+
+async def test_what_a_lost_scheduler_has_is_dropped_if_it_never_had_a_place_only() -> None:
+    told = Told("s1", "s2")
+    told.leader.step(RequestArrived(request=make_request("big", prompt_token_count=1500)))
+    long = replace(make_request("r1", prompt_token_count=1500), resume_key=b"k")
+    told.tell("s1", "r1", request=long)
+    told.tell("s1", "r2", key=b"k2")
+    placed = [name for one, name, what in told.sent if what == "place"]
+    assert placed == ["r2"], "r1 waits for room"
+    told.detach("s1")
+    drop = told.leader.desk.drop_waiting
+    assert [drop(b"k", "s2"), drop(b"none", "s1"), drop(b"k2", "s1")] == [False] * 3
+    assert drop(b"k", "s1")
+    assert told.claims.claim(b"k", "s2", without={"s1"}) == "s2"
+    told.tell("s2", "r3")
+    told.attach("s1")
+    told.tell("s1", "r1", request=long)
+    assert told.refused() == [("s1", "r1")]
