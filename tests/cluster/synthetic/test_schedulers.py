@@ -557,7 +557,7 @@ async def test_what_is_set_at_one_scheduler_holds_at_all_and_after_the_leaders_d
     assert f"{key} is now local" in await command(follower, "config", "set", key, "local")
     assert "may now have 0" in await command(follower, "quota", "set", "acme", "--requests", "0")
     said = await command(follower, "quota", "set", "tiny", "--tokens-per-minute", "1")
-    assert "may now have 1 tokens a minute" in said
+    assert "may now have 1 token a minute" in said
     first, *others = [await ask(name, "tiny") for name in group.http]
     assert first.status_code == 200, "nothing of the minute was used"
     for refused in others:
