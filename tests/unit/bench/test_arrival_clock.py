@@ -127,11 +127,13 @@ class Reader:
     def __init__(self):
         self.data = b""
         self.times_s = []
+        self.more = asyncio.Event()
         self.lost = asyncio.get_running_loop().create_future()
 
     def data_arrived(self, data, at_s):
         self.data += data
         self.times_s.append(at_s)
+        self.more.set()
 
     def connection_lost(self, exc):
         self.lost.set_result(exc)
@@ -154,7 +156,8 @@ class Pair:
     async def read(self, byte_count):
         async with asyncio.timeout(10):
             while len(self.reader.data) < byte_count:
-                await asyncio.sleep(0)
+                self.reader.more.clear()
+                await self.reader.more.wait()
 
     async def wait_stamped(self):
         """The kernel begins with stamps a moment after the first socket wanted them."""
