@@ -52,7 +52,7 @@ class FrameIntake:
     def on_tokens(self, session: NodeSession, columns: cluster_pb2.TokenColumns) -> None:
         """One engine step of a node. What is done here, every token of the cluster pays for."""
         node = session.identity.name
-        requests, streams = self._core.requests, self._streams
+        requests, streams, decoding = self._core.requests, self._streams, Phase.DECODING
         for row in rows_from_columns(columns):
             request_id, generation, index, token_id, offset, text, choice = row
             request = requests.get(request_id)
@@ -60,7 +60,7 @@ class FrameIntake:
             if (
                 request is not None
                 and stream is not None
-                and request.phase is Phase.DECODING
+                and request.phase is decoding
                 and request.generation == generation
                 and index + 1 < request.grows_at_tokens
                 and (request.decode or request.prefill) == node  # ``runs_on``

@@ -18,7 +18,7 @@ What happens to a request, and where:
 7. ``errors``           the edge table: every error of ``pdd.core.errors`` as HTTP and as gRPC.
 
 From a node's message to the client's socket there is no task switch, queue or future: the driver
-calls ``Answer.token``, which writes (``text_events`` is all that it needs for most of them). Work
+calls ``Answer.token``, which writes (``text_flow`` is all that it needs for most of them). Work
 per token is what this room is careful about; work per request may be plain.
 
 Only ``grpc_inference`` knows protobuf.

@@ -34,7 +34,7 @@ from pdd.gateway.run import Run
 from pdd.gateway.runs import Runs
 from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.tenants import tenant_of
-from pdd.gateway.text_events import TextEvents
+from pdd.gateway.text_flow import TextFlow
 from pdd.gateway.turn import Turn
 from pdd.gateway.usage import measured
 
@@ -95,7 +95,7 @@ class Answer:
         self._reply: Reply | None = None
         self._stream: EventStream | None = None
         self._opening_shown = False
-        self._flow: TextEvents | None = None
+        self._flow: TextFlow | None = None
         self._ended: Ended | None = None
 
     def begin(self) -> None:
@@ -168,15 +168,12 @@ class Answer:
     def token(
         self, request_id: RequestId, index: int, token_id: int, text_offset: int, text: str
     ) -> None:
-        flow, stream = self._flow, self._stream
-        if flow is None or stream is None:
+        flow = self._flow
+        if flow is None:
             self.tokens(token_frame(request_id, index, token_id, text_offset, text))
             return
         try:
-            event = flow.event(index, text_offset, text)
-            self._meter.next_token(self._clock())
-            if event:
-                stream.send(event)
+            flow.token(index, text_offset, text)
         except Exception as error:
             self._broke(error)
 
@@ -231,7 +228,9 @@ class Answer:
         if events:
             self._open(stream)
             stream.send(events)
-            self._flow = reply.flow()
+            shared = reply.flow()
+            if shared is not None:
+                self._flow = TextFlow(shared, stream, meter=self._meter, clock=self._clock)
 
     def _was_seen(self, frame: Frame) -> bool:
         """By a client that continues the stream."""
@@ -310,7 +309,7 @@ class Answer:
         self._stop_header_timer()
         if self._stream is not None:
             self._stream.close()
-            self._stream = None  # they know each other; nothing shall wait for the collector
+            self._stream = self._flow = None  # they know this; nothing shall wait for the collector
         self._serving.open_requests.discard(self)
 
     def _stop_header_timer(self) -> None:

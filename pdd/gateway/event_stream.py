@@ -19,7 +19,11 @@ from pdd.gateway.turn import LAST_CHUNK, Turn
 
 
 class EventStream:
-    """Server-sent events as the answer of one turn."""
+    """Server-sent events as the answer of one turn.
+
+    ``wire``: where they go; nothing is held back here while it is not paused. ``is_chunked``: each
+    event is a chunk of its own.
+    """
 
     __slots__ = (
         "_done",
@@ -27,13 +31,13 @@ class EventStream:
         "_head",
         "_held",
         "_held_bytes",
-        "_is_chunked",
         "_settings",
         "_stall_timer",
         "_stalled",
         "_turn",
-        "_wire",
+        "is_chunked",
         "opened",
+        "wire",
     )
 
     def __init__(
@@ -46,12 +50,12 @@ class EventStream:
     ) -> None:
         """``done`` is called when the last byte was given to the transport."""
         self._turn = turn
-        self._wire = turn.wire
+        self.wire = turn.wire
         self._settings = settings
         self._done = done
         self._stalled = stalled
-        self._is_chunked = not turn.request.is_http_1_0
-        if not self._is_chunked:
+        self.is_chunked = not turn.request.is_http_1_0
+        if not self.is_chunked:
             turn.keep_alive = False  # the end of the connection is the end of the answer
         self._head = b""
         self._held: deque[bytes] = deque()
@@ -64,32 +68,32 @@ class EventStream:
         """The answer is 200 from here on. The head leaves with the first event."""
         self.opened = True
         headers = {**sse.HEADERS, **self._turn.headers}
-        if self._is_chunked:
+        if self.is_chunked:
             headers["Transfer-Encoding"] = "chunked"
         self._head = self._turn.head(200, headers)
 
     def flush_head(self) -> None:
         """Send the head alone, because the first event takes long."""
         head, self._head = self._head, b""
-        self._put(head)
+        self.put(head)
 
     def send(self, events: bytes) -> None:
-        """Send whole events. Every token goes through here."""
-        data = b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
+        """Send whole events."""
+        data = b"%x\r\n%b\r\n" % (len(events), events) if self.is_chunked else events
         if self._head:
             data = self._head + data
             self._head = b""
-        if self._held or self._wire.write_paused:
-            self._put(data)
+        if self._held or self.wire.write_paused:
+            self.put(data)
         else:
-            self._wire.write(data)
+            self.wire.write(data)
 
     def finish(self, events: bytes) -> None:
         """Send the last events."""
-        data = b"%x\r\n%b\r\n" % (len(events), events) + LAST_CHUNK if self._is_chunked else events
+        data = b"%x\r\n%b\r\n" % (len(events), events) + LAST_CHUNK if self.is_chunked else events
         head, self._head = self._head, b""
         self._finished = True
-        self._put(head + data)
+        self.put(head + data)
         if self._finished and not self._held:  # else later, or it was given up just now
             self._over()
 
@@ -106,25 +110,26 @@ class EventStream:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-        while self._held and not self._wire.write_paused:
+        while self._held and not self.wire.write_paused:
             data = self._held.popleft()
             self._held_bytes -= len(data)
-            self._wire.write(data)
+            self.wire.write(data)
         if self._held:
-            self._watch(self._wire.unsent_bytes)
+            self._watch(self.wire.unsent_bytes)
         elif self._finished:
             self._over()
 
-    def _put(self, data: bytes) -> None:
-        if not self._held and not self._wire.write_paused:
-            self._wire.write(data)
+    def put(self, data: bytes) -> None:
+        """Send bytes that are framed already."""
+        if not self._held and not self.wire.write_paused:
+            self.wire.write(data)
             return
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > self._settings.write_buffer_bytes:
             self._stalled()
         elif self._stall_timer is None:
-            self._watch(self._wire.unsent_bytes)
+            self._watch(self.wire.unsent_bytes)
 
     def _over(self) -> None:
         self.close()
@@ -136,7 +141,7 @@ class EventStream:
         )
 
     def _check_progress(self, former_unsent_bytes: int) -> None:
-        unsent_bytes = self._wire.unsent_bytes
+        unsent_bytes = self.wire.unsent_bytes
         if unsent_bytes < former_unsent_bytes:
             self._watch(unsent_bytes)
         else:

@@ -5,6 +5,8 @@ of ``OUTCOMES``, ``tenant`` one of the first ``TENANT_LABEL_COUNT_MAX`` names or
 ``OTHER_TENANTS``. Names and units follow vLLM's, with pdd's prefix.
 """
 
+from bisect import bisect_left
+
 from prometheus_client import CollectorRegistry
 
 from pdd.core.requests import DEFAULT_TENANT, Path, RequestUsage
@@ -175,13 +177,16 @@ class RequestMeter:
         self.token_count += count
 
     def next_token(self, now_s: float) -> None:
-        """``tokens`` with one token of an only choice, not its first one."""
+        """``tokens`` with one token of an only choice, not its first; every token pays for it."""
         assert self._last_token_s is not None, "not the first token"
         gap_s = now_s - self._last_token_s
         self._last_token_s = now_s
         self._gaps_s += gap_s
         self.token_count += 1
-        self._per_token.next(gap_s)
+        every = self._per_token
+        every.token_count += 1
+        every.gap_counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
+        every.gap_sum_s += gap_s
 
     def end(self, outcome: str, *, now_s: float, usage: RequestUsage | None = None) -> None:
         """Close the books on this request."""

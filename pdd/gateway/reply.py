@@ -176,7 +176,10 @@ class Reply(ABC):
             return None
         only = self._choices[0]
         return TextEvents(
-            only.progress, id_before=self._id_before, before=only.before, after=only.after
+            progress=only.progress,
+            id_before=self._id_before,
+            before=only.before,
+            after=only.after,
         )
 
     def _text_event(self, choice: _Choice, frame: Frame) -> bytes:

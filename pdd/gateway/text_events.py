@@ -1,12 +1,9 @@
-"""The events of a plain stream between its first and its last one: a text each, nothing else.
+"""How far a choice's output has been shown, and what a plain stream's events have in common."""
 
-A class of its own, with no more in it than it takes: every token goes through here, and with
-hundreds of streams most of what a token costs is how much memory it touches.
-"""
+from dataclasses import dataclass
 
 from pdd.core.errors import RequestFailed
 from pdd.core.frames import Finish, Frame
-from pdd.gateway.json_text import json_string
 
 
 class Progress:
@@ -39,35 +36,15 @@ class Progress:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvents:
-    """Prebuilt: an event is ``id_before``, the count of tokens, ``before``, the text, ``after``.
+    """What the events of a plain stream have in common between its first and its last one: each is
+    ``id_before``, the count of tokens, ``before``, the text, ``after`` (see ``text_flow``).
 
     ``progress``: of the only choice.
     """
 
-    __slots__ = ("_after", "_before", "_id_before", "_progress")
-
-    def __init__(
-        self, progress: Progress, *, id_before: bytes, before: bytes, after: bytes
-    ) -> None:
-        self._progress = progress
-        self._id_before = id_before
-        self._before = before
-        self._after = after
-
-    def event(self, index: int, text_offset: int, text: str) -> bytes:
-        """For one more token; b"" when its text is held back.
-
-        Raises:
-            RequestFailed: it is not the next token.
-        """
-        progress = self._progress
-        if index != progress.token_count or text_offset != progress.char_count:
-            raise progress.lost(index, text_offset)
-        progress.token_count = count = index + 1
-        if not text:
-            return b""
-        progress.char_count = text_offset + len(text)
-        return b"".join(
-            (self._id_before, b"%d" % count, self._before, json_string(text), self._after)
-        )
+    progress: Progress
+    id_before: bytes
+    before: bytes
+    after: bytes

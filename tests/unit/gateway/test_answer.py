@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -144,6 +145,20 @@ async def test_a_slow_reader_gets_the_error_event_behind_what_was_held_back() ->
         assert tail.endswith(b"\r\n0\r\n\r\n")
         assert b"[DONE]" not in tail
         assert case.outcomes() == {"unavailable": 1}
+
+
+async def test_plain_tokens_wait_behind_what_is_held_back_and_leave_in_order() -> None:
+    async with slow_stream() as case:
+        request_id = RequestId("r-test")
+        case.sink.token(request_id, 2, 102, 2, "c")
+        case.sink.token(request_id, 3, 103, 3, "d")
+        assert b'"text":"c"' not in case.wire.sent
+        case.resume()
+        case.sink.token(request_id, 4, 104, 4, "e")
+        case.sink.ended(ended(completion_tokens=5))
+        texts = re.findall(rb'"text":"(.)"', case.wire.sent)
+        assert texts == [b"a", b"b", b"c", b"d", b"e"]
+        assert case.wire.sent.endswith(END)
 
 
 async def test_a_stream_that_is_through_ends_with_its_own_end_and_no_error_behind_it() -> None:

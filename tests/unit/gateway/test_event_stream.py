@@ -135,7 +135,7 @@ async def test_a_little_taken_is_patience_for_as_long_again() -> None:
         def unsent_bytes(self, value: int) -> None:
             """Not settable here."""
 
-    case.stream._wire = wire = Wire()
+    case.stream.wire = wire = Wire()
     case.stream.flush_head()
     wire.write_paused = True
     case.stream.send(b"1")

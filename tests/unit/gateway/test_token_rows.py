@@ -28,7 +28,10 @@ from pdd.gateway.settings import GatewaySettings
 from pdd.gateway.turn import Turn
 from tests.unit.gateway.builders import PLAN, ended, frames, make_job
 
-TEXTS = ("Once", "", " upon", ' "a" \\', "\u2028é漢", "\ud800", "", "\n\n", " time")
+TEXTS = (
+    *("Once", "", " upon", ' "a" \\', "\u2028é漢", "\ud800", "", "\n\n"),
+    *(" long" * 999, "\x7f", " time"),
+)
 Tell = Callable[[Sink, int], None]
 
 
@@ -78,13 +81,23 @@ class Ready:
         return self._opened
 
 
-async def told(job: Job, tell: Tell, *, chat: bool, by_run: bool) -> tuple[list[bytes], bytes]:
+async def told(
+    job: Job,
+    tell: Tell,
+    *,
+    chat: bool,
+    by_run: bool,
+    model_name: str = "tiny",
+    is_http_1_0: bool = False,
+) -> tuple[list[bytes], bytes]:
     """Writes, and the metrics in the end."""
     ticks = itertools.count()
     inference, wire, metrics = Nobody(), Wire(), GatewayMetrics()
     clock = lambda: next(ticks) * 0.004  # noqa: E731
     runs = Runs(inference=inference, clock=clock, age_s=60.0, linger_s=60.0)
-    reply = (ChatReply if chat else CompletionReply)(job, model_name="tiny", position=Position())
+    reply = (ChatReply if chat else CompletionReply)(
+        job, model_name=model_name, position=Position()
+    )
     run = None
     if by_run:
         name = unnamed("/x", "default")
@@ -93,9 +106,8 @@ async def told(job: Job, tell: Tell, *, chat: bool, by_run: bool) -> tuple[list[
         )
         run.take_over(job)
         inference.sink = run
-    turn = Turn(
-        wire, HttpRequest(method="POST", target="/x", path="/x"), headers={}, keep_alive=True
-    )
+    request = HttpRequest(method="POST", target="/x", path="/x", is_http_1_0=is_http_1_0)
+    turn = Turn(wire, request, headers={}, keep_alive=True)
     turn.is_about(RequestId("r-test"))
     turn.headers["x-request-id"] = "mine"
     answer = Answer(
@@ -160,6 +172,31 @@ async def test_rows_and_frames_make_the_same_writes_and_metrics(
     if job.stream and not job.return_token_ids and not job.running_usage:
         # Each text one write, the first one's with the head; then one for the end.
         assert len(writes) == sum(map(bool, TEXTS)) + 1
+
+
+@pytest.mark.parametrize(
+    ("model_name", "is_http_1_0"), [("tiny", True), ("modèle-漢", False), ("m" * 2000, False)]
+)
+async def test_so_they_do_where_events_are_not_as_most_are(
+    model_name: str, is_http_1_0: bool
+) -> None:
+    writes, metrics = await told(
+        make_job(),
+        as_frame,
+        chat=False,
+        by_run=False,
+        model_name=model_name,
+        is_http_1_0=is_http_1_0,
+    )
+    assert (b"Transfer-Encoding: chunked" in writes[0]) is not is_http_1_0
+    assert (writes, metrics) == await told(
+        make_job(),
+        as_row,
+        chat=False,
+        by_run=False,
+        model_name=model_name,
+        is_http_1_0=is_http_1_0,
+    )
 
 
 @pytest.mark.parametrize(
