@@ -173,18 +173,15 @@ class BlockIndex:
 
         Closed slots may be among the answers; the caller knows which are alive.
         """
-        held = self._held_words(keys)
-        count = len(held)
+        count, run_count, word = self._table.walk(keys)
         if not count:
             return {}
-        alive = self._sets.members(held.item(0))
-        joined = held.tobytes()
-        # One run of equal words is the common case, and bytes compare faster than numpy here.
-        if joined == joined[: held.itemsize] * count:
+        alive = self._sets.members(word)
+        if run_count == 1:
             return dict.fromkeys(alive, count)
         lengths: dict[int, int] = {}
-        for position in (np.flatnonzero(held[1:] != held[:-1]) + 1).tolist():
-            members = self._sets.members(held.item(position))
+        for position, word in self._table.runs(run_count)[1:]:
+            members = self._sets.members(word)
             if members != alive:
                 lengths.update((slot, position) for slot in alive if slot not in members)
                 alive = tuple(slot for slot in alive if slot in members)
@@ -192,19 +189,6 @@ class BlockIndex:
                     break
         lengths.update(dict.fromkeys(alive, count))
         return lengths
-
-    def _held_words(self, keys: U64) -> U32:
-        """The words of the leading keys that are here."""
-        probe = self._table.probe(keys)
-        hit, rows = probe.hit, probe.row
-        count = int(hit.argmin())  # the first False; where there is none it is 0, which is True
-        while not hit[count]:
-            row = self._table.row_after_miss(probe, keys, count)
-            if row == NO_ROW:
-                return self._table.words[rows[:count]]
-            hit[count], rows[count] = True, row
-            count += int(hit[count:].argmin())
-        return self._table.words[rows]
 
     def slots_of(self, keys: U64) -> tuple[int, ...]:
         """Who holds the one key given, closed slots included."""

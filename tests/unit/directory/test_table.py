@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdd.directory.table import _FACTORS, NO_ROW, KeyTable, address_of, addresses, as_words
+from pdd.directory import buckets
+from pdd.directory.table import NO_ROW, KeyTable, as_words
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,14 +18,31 @@ def random_keys(count: int, *, seed: int) -> np.ndarray:
     return as_words(np.random.default_rng(seed).bytes(16 * count))
 
 
+def numbers_and_tags(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of all keys at once: the 32 upper bits of one product, bytes swapped, the 16 of another."""
+    products = keys @ np.array(buckets.FACTORS, dtype=np.uint64)
+    return products[:, 0].byteswap().astype(np.uint32), products[:, 1] >> np.uint64(48)
+
+
+def spilled_counts(table: KeyTable) -> list[int]:
+    """Per bucket that has some, how many keys found no column in it."""
+    counts = []
+    for name in table._spilled[table._spilled != 0].tolist():
+        count = 0
+        while name:
+            count, name = count + 1, int(table._rows[name - 1, 2]) >> 32
+        counts.append(count)
+    return counts
+
+
 def one_bucket(count: int, *, seed: int) -> np.ndarray:
     """Distinct keys that stay in one bucket for ever, however many splits: solved for their low
     halves, since no such keys would come by themselves."""
     keys = random_keys(count, seed=seed).copy()
-    high_factor, low_factor = (int(row[0]) for row in _FACTORS)
+    (high_factor, _), (low_factor, _) = buckets.FACTORS
     inverse = np.uint64(pow(low_factor, -1, 2**64))
     keys[:, 1] = (np.uint64(77) - keys[:, 0] * np.uint64(high_factor)) * inverse
-    assert len(np.unique(addresses(keys[:1000]).numbers)) == 1
+    assert len(np.unique(numbers_and_tags(keys[:1000])[0])) == 1
     return keys
 
 
@@ -50,20 +68,20 @@ def test_keys_that_fall_into_one_bucket_are_all_found_and_all_freed() -> None:
     rows = table.insert(keys, ones(300))
     table.insert(random_keys(4000, seed=4), ones(4000))
     assert (table.find(keys) == rows).all()
-    table.free(rows[::2])
-    assert (table.find(keys[::2]) == NO_ROW).all()
-    assert (table.find(keys[1::2]) == rows[1::2]).all()
-    table.free(rows[1::2])
+    table.free(rows[::2].copy())
+    assert (table.find(keys[::2].copy()) == NO_ROW).all()
+    assert (table.find(keys[1::2].copy()) == rows[1::2]).all()
+    table.free(rows[1::2].copy())
     assert table.key_count == 4000
 
 
 def test_keys_whose_tag_is_zero_or_equal_to_anothers_are_told_apart() -> None:
     many = one_bucket(2_000_000, seed=5)
-    tags = addresses(many).tags
+    _, tags = numbers_and_tags(many)
     keys = np.concatenate([many[tags == 0][:20], many[tags == tags[0]][:20]])
     assert len(keys) == 40
     table = KeyTable(max_key_count=100)
-    rows = table.insert(keys[::2], ones(20))
+    rows = table.insert(keys[::2].copy(), ones(20))
     found = table.find(keys)
     assert (found[::2] == rows).all()
     assert (found[1::2] == NO_ROW).all()
@@ -83,21 +101,21 @@ def test_keys_whose_tag_is_zero_or_equal_to_anothers_are_told_apart() -> None:
 def test_keys_that_are_no_hashes_are_spread_like_those_that_are(
     make: Callable[[int], bytes],
 ) -> None:
-    # Spilled keys are looked for one by one in Python, all of a bucket each time: with 550,000
-    # counters in one bucket an entry took minutes.
+    # Spilled keys are looked for one by one, all of a bucket each time: with 550,000 counters in
+    # one bucket an entry took minutes.
     table = KeyTable(max_key_count=60_000)
     keys = as_words(b"".join(map(make, range(60_000))))
     table.insert(keys, ones(60_000))
     assert (table.find(keys) != NO_ROW).all()
-    assert max(map(len, table._spill.values()), default=0) <= 8
-    assert sum(map(len, table._spill.values())) < 600
+    assert max(spilled_counts(table), default=0) <= 8
+    assert sum(spilled_counts(table)) < 600
 
 
 def test_one_keys_address_is_that_of_the_vector() -> None:
     keys = random_keys(200, seed=9)
-    numbers, tags = addresses(keys)
-    for (high, low), number, tag in zip(keys.tolist(), numbers, tags, strict=True):
-        assert address_of(high, low) == (int(number), int(tag))
+    numbers, tags = numbers_and_tags(keys)
+    for (high, low), number, tag in zip(keys, numbers, tags, strict=True):
+        assert buckets.address(high, low) == (number, tag)
 
 
 def test_freed_rows_are_used_again_and_their_old_keys_are_gone() -> None:
@@ -111,22 +129,34 @@ def test_freed_rows_are_used_again_and_their_old_keys_are_gone() -> None:
 
 
 def test_a_row_that_a_key_once_had_is_not_taken_for_it() -> None:
-    # The key has tag 0, so it is always spilled, and a probe of it reads an empty column: the
-    # first one, which still names the row that the key had before.
-    many = one_bucket(1_000_000, seed=9)
-    has_tag = addresses(many).tags != 0
-    (first, other), key = many[has_tag][:2].reshape(2, 1, 2), many[~has_tag][:1]
+    # All in one bucket, with one tag: the freed column still has the tag, but no row.
+    many = one_bucket(2_000_000, seed=9)
+    _, tags = numbers_and_tags(many)
+    first, other, key = many[tags == tags[0]][:3].reshape(3, 1, 2)
     table = KeyTable(max_key_count=10)
     row = table.insert(first, ones(1))
     other_row = table.insert(other, ones(1))
     table.free(row)
+    assert table.find(first) == table.find(key) == NO_ROW
+    assert table.walk(first) == (0, 0, 0)
     assert table.insert(key, ones(1)) == row
-    table.free(row)
-    table.free(other_row)
-    assert table.insert(key, ones(1)) == other_row
-    probe = table.probe(key)
-    assert not probe.hit[0]
-    assert table.row_after_miss(probe, key, 0) == other_row[0]
+    assert table.find(first) == NO_ROW
+    assert (table.find(key), table.find(other)) == (row, other_row)
+
+
+def test_a_walk_ends_at_the_first_key_that_is_missing_and_tells_where_words_change() -> None:
+    keys = random_keys(3000, seed=10)
+    table = KeyTable(max_key_count=5000)
+    words = np.repeat(np.array([5, 7, 5, 9], dtype=np.uint32), (1, 1200, 799, 1000))
+    rows = table.insert(keys, words)
+    assert table.walk(keys) == (3000, 4, 5)
+    assert table.runs(4) == [(0, 5), (1, 7), (1201, 5), (2000, 9)]
+    assert table.walk(keys[1:20]) == (19, 1, 7)
+    assert table.runs(1) == [(0, 7)]
+    table.free(rows[1300:1301])
+    assert table.walk(keys) == (1300, 3, 5)
+    assert table.runs(3) == [(0, 5), (1, 7), (1201, 5)]
+    assert table.walk(keys[1300:]) == table.walk(keys[:0]) == (0, 0, 0)
 
 
 def test_at_the_bound_the_first_keys_get_the_last_rows() -> None:
