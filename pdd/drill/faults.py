@@ -22,6 +22,8 @@ class Fault(StrEnum):
 CHANGES_LEADER = frozenset(Fault) - {Fault.KILL_FOLLOWER}
 FREEZE_S = 12.0
 """Above the 10 s after which a node gives up a scheduler that says nothing."""
+LOAD_S_MAX = 1.5
+HOLD_S_MAX = max(FREEZE_S, 4.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def plan_rounds(count: int, *, seed: int) -> Sequence[Round]:
             Round(
                 number=number,
                 fault=fault,
-                load_s=rng.uniform(0.2, 1.5),
+                load_s=rng.uniform(0.2, LOAD_S_MAX),
                 hold_s=FREEZE_S if fault is Fault.FREEZE_LEADER else held_s,
                 pick=rng.randrange(1000),
             )

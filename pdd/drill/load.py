@@ -1,8 +1,9 @@
 """Clients at all schedulers, by ``pdd.client``, and what each of them saw.
 
 Each scheduler is the home of ``STREAM_CLIENTS`` that always have a long stream; of one that asks
-for very little, again and again, so that it is seen when places are given; and of one that leaves
-each stream after a few tokens, so that there is always something to end, too.
+for very little, again and again, so that it is seen when places are given; of one that leaves
+each stream after a few tokens, so that there is always something to end, too; and of one that has
+each stream ended at another scheduler (``enders``).
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 from pdd.client import Client
 from pdd.core.errors import PddError
+from pdd.drill.enders import Enders
 
 STREAM_CLIENTS = 3
 STREAM_TOKENS = 120
@@ -111,6 +113,7 @@ class Load:
 
     def __init__(self, urls: Mapping[str, str]) -> None:
         self.streams: list[Stream] = []
+        self.enders = Enders(urls, PROMPTS)
         self._clients = {name: _client_of(name, urls) for name in urls}
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,6 +127,8 @@ class Load:
                 self._begin(home, client, first, STREAM_TOKENS, pause_s=0.0)
             self._begin(home, client, number, KNOCK_TOKENS, pause_s=KNOCK_PAUSE_S)
             self._begin(home, client, number, LEFT_TOKENS, pause_s=LEFT_PAUSE_S)
+            ending = self.enders.run(number, self._stopping)
+            self._tasks.append(asyncio.create_task(ending))
         return self
 
     async def __aexit__(self, *error: object) -> None:

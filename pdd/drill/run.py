@@ -13,30 +13,53 @@ from pathlib import Path
 from typing import Any
 
 from pdd.drill.cluster import POLL_S, SCHEDULERS, DrillCluster, DrillStuckError
-from pdd.drill.faults import CHANGES_LEADER, Fault, Round, plan_rounds
+from pdd.drill.faults import (
+    CHANGES_LEADER,
+    HOLD_S_MAX,
+    LOAD_S_MAX,
+    Fault,
+    Round,
+    plan_rounds,
+)
 from pdd.drill.load import STREAM_CLIENTS, Load, Question, undisturbed
 from pdd.drill.verdict import Cost, broken, cost_of, texts_of, without_the_lost
 from pdd.replication.percentiles import percentile
 
 START_TIMEOUT_S = 120.0
-ROUND_TIMEOUT_S = 180.0
 LEADER_TIMEOUT_S = 20.0
+BUSY_TIMEOUT_S = 30.0
 MEND_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 90.0
 BLOCKS_TIMEOUT_S = 40.0
 """Above ``resume.grace_s``, in which a node gives up what nobody came back for."""
+STRIKE_TIMEOUT_S = 60.0
+"""For what the drill itself does in between: ending processes, asking where requests run."""
+ROUND_TIMEOUT_S = STRIKE_TIMEOUT_S + sum(
+    (
+        2 * LEADER_TIMEOUT_S,
+        BUSY_TIMEOUT_S,
+        LOAD_S_MAX,
+        HOLD_S_MAX,
+        MEND_TIMEOUT_S,
+        FINISH_TIMEOUT_S,
+        BLOCKS_TIMEOUT_S,
+    )
+)
+"""All that may pass before one of a round's own limits says what it was that took so long."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DrillResult:
     """``faults``: everything that must not be; empty when the drill passed. ``lost_with_both``:
     requests whose scheduler and node were killed together, and whose clients were told that nobody
-    knows them: two failures at once, which no promise covers."""
+    knows them: two failures at once, which no promise covers. ``ended_elsewhere``: requests that
+    were ended at another scheduler than had them, and were over then."""
 
     seed: int
     rounds: int = 0
     requests: int = 0
     lost_with_both: int = 0
+    ended_elsewhere: int = 0
     faults: list[str] = field(default_factory=list)
     costs: dict[Fault, Cost] = field(default_factory=dict)
 
@@ -49,6 +72,7 @@ class DrillResult:
             "requests": self.requests,
             "promises_broken": len(self.faults),
             "lost_with_both": self.lost_with_both,
+            "ended_elsewhere": self.ended_elsewhere,
             "new_leader_ms_p50": round(percentile(leaders_ms, 50), 1),
             "new_leader_ms_max": round(max(leaders_ms, default=0.0), 1),
             "kinds": {
@@ -82,6 +106,7 @@ async def run_drill(
             result.rounds += 1
             result.requests += drill.request_count
             result.lost_with_both += drill.lost_count
+            result.ended_elsewhere += drill.ended_count
             result.faults += [f"round {round_.number + 1} ({round_.fault}): {f}" for f in faults]
             result.costs.setdefault(round_.fault, Cost()).add(drill.cost)
             say(f"round {round_.number + 1}: {round_.fault} {_told(drill, faults)}")
@@ -95,6 +120,7 @@ class _Round:
         self._texts = texts
         self.request_count = 0
         self.lost_count = 0
+        self.ended_count = 0
         self.cost = Cost()
 
     async def run(self) -> list[str]:
@@ -123,6 +149,10 @@ class _Round:
             await cluster.until_whole(timeout_s=MEND_TIMEOUT_S)
             faults = await self._finish(load)
             streams = list(load.streams)
+            faults += load.enders.faults
+            self.ended_count = load.enders.ended_count
+        if not self.ended_count:
+            faults.append("no request was ended at another scheduler than had it")
         self.request_count = len(streams)
         if plan.fault is Fault.KILL_LEADER_AND_NODE:
             streams, self.lost_count = without_the_lost(
@@ -155,11 +185,18 @@ class _Round:
                 await cluster.stop(name)
 
     async def _until_busy(self, load: Load) -> None:
-        """Every long stream tells."""
+        """Every long stream tells. Raises DrillStuckError."""
         wanted = STREAM_CLIENTS * len(SCHEDULERS)
-        while len(load.running()) < wanted:
-            load.check()
-            await asyncio.sleep(POLL_S)
+        try:
+            async with asyncio.timeout(BUSY_TIMEOUT_S):
+                while len(load.running()) < wanted:
+                    load.check()
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            raise DrillStuckError(
+                f"{len(load.running())} of {wanted} streams run after {BUSY_TIMEOUT_S:g} s; see "
+                f"{self._cluster.directory}/log"
+            ) from error
 
     async def _finish(self, load: Load) -> list[str]:
         try:

@@ -24,6 +24,7 @@ def test_a_leader_that_is_cut_off_is_replaced_and_every_client_has_its_text(tmp_
     assert kind == "cut_off_leader"
     assert report["promises_broken"] == 0
     assert report["requests"] > 9
+    assert report["ended_elsewhere"] > 0
     figures = report["kinds"][kind]
     assert figures["new_leader_ms"]["count"] == 1
     assert figures["placed_ms"]["count"] == 1
