@@ -157,8 +157,12 @@ def _rows(
         from pdd.cli.local import scheduler_address
 
         scheduler = scheduler_address(resolve_state_dir(state_dir))
-        return list_nodes(scheduler, timeout_s=5.0)  # of pdd up, which speaks plainly
-    return list_nodes(scheduler, timeout_s=5.0, security=client_security(**tls))
+        return list_nodes(scheduler, timeout_s=5.0, stale=_warn)  # of pdd up: it speaks plainly
+    return list_nodes(scheduler, timeout_s=5.0, security=client_security(**tls), stale=_warn)
+
+
+def _warn(reason: str) -> None:
+    click.echo(f"warning: {reason}", err=True)
 
 
 def _pick(name: str, rows: "list[NodeRow]") -> "NodeRow":

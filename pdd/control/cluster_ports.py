@@ -110,6 +110,11 @@ class ClusterHandler(Protocol):
         ...
 
     @property
+    def stale_reason(self) -> str:
+        """Why that may be old; empty if it is not."""
+        ...
+
+    @property
     def life(self) -> str:
         """Names this process among all schedulers that there ever were."""
         ...

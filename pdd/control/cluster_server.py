@@ -120,7 +120,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ListNodesResponse:
         """All nodes by name; an operator's read."""
         await self._admit_operator(context)
-        return cluster_pb2.ListNodesResponse(nodes=self._handler.list_nodes())
+        return cluster_pb2.ListNodesResponse(
+            nodes=self._handler.list_nodes(), stale_reason=self._handler.stale_reason
+        )
 
     async def CordonNode(
         self, request: cluster_pb2.CordonNodeRequest, context: Any

@@ -372,6 +372,13 @@ class SchedulerDriver:
         """See ``ClusterHandler.list_nodes``."""
         return self._book.list_nodes()
 
+    @property
+    def stale_reason(self) -> str:
+        """See ``ClusterHandler.stale_reason``."""
+        if self._group is None or self._group.is_connected:
+            return ""
+        return "no scheduler leads: cordons, roles and joins may be older than what others agree on"
+
     def transfer_counters(self) -> dict[NodeName, dict[str, float]]:
         """What each node's transfer engine counted when it last reported, by node."""
         return self._book.transfer_counters

@@ -1,5 +1,6 @@
 """Ask a scheduler which nodes it has. For ``pdd up`` and ``pdd node list``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -64,12 +65,17 @@ class NodeRow:
 
 
 def list_nodes(
-    scheduler: str, *, timeout_s: float = 2.0, security: "Security | None" = None
+    scheduler: str,
+    *,
+    timeout_s: float = 2.0,
+    security: "Security | None" = None,
+    stale: Callable[[str], None] = lambda reason: None,
 ) -> list[NodeRow]:
     """Call ``Cluster.ListNodes`` at ``scheduler`` (host:port). Blocks.
 
     Args:
         security: None: without TLS, on loopback.
+        stale: told why what is listed may be old, if it may.
     Raises:
         ConfigError: without TLS, and not on loopback.
         NodeUnavailable: no answer within ``timeout_s``, or an error.
@@ -90,6 +96,8 @@ def list_nodes(
                 f"scheduler at {scheduler} did not list its nodes within {timeout_s:g} s: "
                 f"{error.code().name}: {reason_with_advice(error.details())}"
             ) from error
+    if response.stale_reason:
+        stale(response.stale_reason)
     return [
         NodeRow(
             name=node.identity.name,

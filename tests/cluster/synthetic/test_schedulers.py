@@ -520,6 +520,11 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
 
             health = f"{group.http[last]}/health"
             await until(knows, "it to say that nobody leads")
+            read = ("node", "list", "--scheduler", address_of(group, last))
+            listed = await asyncio.to_thread(run_here, *read)
+            assert listed.returncode == 0, listed.stderr
+            assert "decode-0" in listed.stdout
+            assert "warning: no scheduler leads: " in listed.stderr
             assert not waiting.came_s, "nobody may give places"
         finally:
             for pid in (*replicas, *stopped):

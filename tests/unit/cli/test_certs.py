@@ -96,6 +96,8 @@ def test_wrong_usage_is_told_by_name(run, cluster, arguments, words) -> None:
 
 
 class Nodes:
+    stale_reason = ""
+
     def list_nodes(self) -> list[cluster_pb2.NodeInfo]:
         return [cluster_pb2.NodeInfo(role="decode", state="ready")]
 
