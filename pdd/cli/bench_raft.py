@@ -39,7 +39,9 @@ def raft(seconds: float, directory: Path | None, output: str) -> None:
     import uvloop
 
     from pdd.replication.bench import run_bench
+    from pdd.replication.grpc_options import use_light_io
 
+    use_light_io()
     say(f"load average before the run: {os.getloadavg()[0]:.2f} on {os.cpu_count()} CPUs")
     with scratch_directory("bench-raft", directory) as place:
         # As the daemons' loops: the client's share is the same as a scheduler's then.

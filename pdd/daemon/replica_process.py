@@ -34,6 +34,7 @@ from pdd.core.errors import PddError
 from pdd.daemon.replica_child import HAND_OVER
 from pdd.raft.values import NodeId
 from pdd.replication.directory_lock import DirectoryInUseError
+from pdd.replication.grpc_options import use_light_io
 from pdd.replication.replica import Replica, ReplicaSettings
 from pdd.replication.replica_main import GC_THRESHOLDS, SWITCH_INTERVAL_S, die_with_parent
 from pdd.replication.unix_socket import UnixSocketSecurity
@@ -56,6 +57,7 @@ def main(text: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_light_io()
     fields = json.loads(text)
     configure_logging(LogSection(**fields["log"]), node=fields["node"], role="replica")
     try:

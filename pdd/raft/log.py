@@ -17,7 +17,7 @@ into a message, and what a commit frees, is looked up instead of added up.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pdd.raft.values import ENTRY_OVERHEAD_BYTES, NO_SNAPSHOT, Entry, SnapshotMeta
 
@@ -129,18 +129,22 @@ class RaftLog:
     # Changing
 
     def append(self, entry: Entry) -> None:
-        assert entry.index == self.last_index + 1, f"append {entry.index} after {self.last_index}"
-        assert entry.term >= self.last_term, f"term {entry.term} after {self.last_term}"
-        end_bytes = self._ends[-1] if self._ends else self._start_bytes
-        self._ends.append(end_bytes + len(entry.data) + ENTRY_OVERHEAD_BYTES)
-        self.entries.append(entry)
+        index, term, _, data = entry
+        entries, ends = self.entries, self._ends
+        last_index = self.offset_index + len(entries)
+        last_term = entries[-1].term if entries else self.offset_term
+        assert index == last_index + 1, f"append {index} after {last_index}"
+        assert term >= last_term, f"term {term} after {last_term}"
+        end_bytes = ends[-1] if ends else self._start_bytes
+        ends.append(end_bytes + len(data) + ENTRY_OVERHEAD_BYTES)
+        entries.append(entry)
 
-    def _extend(self, entries: Iterable[Entry]) -> None:
+    def _extend(self, entries: Sequence[Entry]) -> None:
         end_bytes = self._ends[-1] if self._ends else self._start_bytes
         for entry in entries:
             end_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
             self._ends.append(end_bytes)
-            self.entries.append(entry)
+        self.entries.extend(entries)
 
     def accept(self, entries: Sequence[Entry]) -> None:
         """Take a leader's entries, whose predecessor is known to match, and which follow each other

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pdd.raft.progress import Progress
 from pdd.raft.reads import ReadRounds
 from pdd.raft.state import Leadership, RaftState, Role
-from pdd.raft.values import Entry, EntryKind, NodeId
+from pdd.raft.values import ENTRY_OVERHEAD_BYTES, Entry, EntryKind, NodeId
 
 
 def become_follower(state: RaftState, *, term: int, leader: NodeId | None) -> None:
@@ -79,10 +79,11 @@ def append_term_start(state: RaftState) -> None:
 
 
 def append_as_leader(state: RaftState, *, kind: EntryKind, data: bytes) -> Entry:
-    assert state.leadership is not None
-    entry = Entry(state.log.last_index + 1, state.term, kind, data)
-    state.log.append(entry)
-    state.leadership.uncommitted_bytes += entry.size_bytes
+    leadership, log = state.leadership, state.log
+    assert leadership is not None
+    entry = Entry(log.last_index + 1, state.term, kind, data)
+    log.append(entry)
+    leadership.uncommitted_bytes += len(data) + ENTRY_OVERHEAD_BYTES
     return entry
 
 

@@ -88,8 +88,9 @@ class SessionedStateMachine:
         if command is None:
             return _result(SessionStatus.MALFORMED)
         stamp_ms, client_id, sequence, body = command
-        self._clock_ms = max(self._clock_ms, stamp_ms)
-        self._expire()
+        if stamp_ms > self._clock_ms:  # else nothing can have become too old since
+            self._clock_ms = stamp_ms
+            self._expire()
         session = self._sessions.get(client_id)
         if session is None:
             if sequence != 0:

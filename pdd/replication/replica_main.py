@@ -24,6 +24,7 @@ from pdd.core.errors import PddError
 from pdd.raft.state import Role
 from pdd.raft.values import NodeId
 from pdd.replication.driver import DriverSettings
+from pdd.replication.grpc_options import use_light_io
 from pdd.replication.kv_machine import KvMachine
 from pdd.replication.replica import Replica, ReplicaSettings
 
@@ -40,6 +41,7 @@ GC_THRESHOLDS = (20_000, 20, 100)
 def main(text: str) -> int:
     die_with_parent()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_light_io()
     try:
         uvloop.run(_serve(json.loads(text)))
     except PddError as error:
