@@ -13,7 +13,7 @@ from pdd.core.requests import GenerateRequest
 from pdd.core.sampling import Sampling
 from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.prompt_keys import PromptKeys
-from pdd.directory import entries
+from pdd.directory import compiled_keys, entries
 from pdd.directory.machine import DirectoryMachine
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.events import NodeJoined, RequestArrived, RequestCancelled
@@ -50,7 +50,7 @@ def measure_decisions(*, node_count: int, decision_count: int, seed: int) -> Dec
     ]
     for number, identity in enumerate(identities):
         core.step(_joined(identity, number), now_s=0.0)
-    keys = PromptKeys(model="bench")
+    keys = PromptKeys(model="bench", chain=compiled_keys.chain)
     keys.fit(block_size_tokens=_BLOCK_TOKENS, fingerprint={})
     shared = tuple(rng.choices(range(_VOCABULARY_SIZE), k=_SHARED_TOKENS))
     _hold(feed.machine, identities, keys.of(_request("shared", shared)))

@@ -21,7 +21,7 @@ with any ``__pycache__``.
 Importing this module costs 0.2 s and 80 MB, which a scheduler pays and nobody else should: only
 `pdd.directory` and `pdd.scheduler` may, and of those only what node daemons, the raft replica and
 plain commands do not load (import-linter and tests/unit/architecture watch both). No other module
-imports numba.
+but `pdd.core.library_calls` imports numba.
 
 A result is that of the function as it is written, ``NAME.py_func``, which tests can step through.
 Numbers differ: integers have a width and wrap around, ``/`` by zero gives inf or nan, and an index

@@ -3,11 +3,11 @@
 Nodes and schedulers must agree on these, or no prompt would ever match what a node holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from pdd.core.requests import DEFAULT_TENANT, GenerateRequest
-from pdd.directory.keys import BlockKey, ChainScope, block_keys
+from pdd.directory.keys import BlockKey, ChainScope, chain, pack_blocks
 
 _SCOPE_COUNT_MAX = 1024
 _CUT_PREFIXES = ("tensor_parallel_size", "kv_order", "kv_block_", "kv_reshard", "transfer_")
@@ -28,8 +28,10 @@ def kv_layout(fingerprint: Mapping[str, str]) -> str:
 class PromptKeys:
     """Hashes each prompt once, where it enters the scheduler."""
 
-    def __init__(self, *, model: str) -> None:
+    def __init__(self, *, model: str, chain: Callable[[bytes, bytes, int], bytes] = chain) -> None:
+        """``chain``: `pdd.directory.keys.chain`, or the compiled one where there is a compiler."""
         self._model = model
+        self._chain = chain
         self._block_size_tokens = 0
         self._layout = ""
         self._root = lru_cache(maxsize=_SCOPE_COUNT_MAX)(self._make_root)
@@ -47,11 +49,9 @@ class PromptKeys:
         the first node."""
         if not self._block_size_tokens:
             return b""
-        return block_keys(
-            self._root(prefix_salt(request)),
-            request.prompt_token_ids,
-            block_size_tokens=self._block_size_tokens,
-        )
+        size = self._block_size_tokens
+        packed = pack_blocks(request.prompt_token_ids, block_size_tokens=size)
+        return self._chain(self._root(prefix_salt(request)), packed, size)
 
     def _make_root(self, salt: str) -> BlockKey:
         return ChainScope(

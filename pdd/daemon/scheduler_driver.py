@@ -42,6 +42,7 @@ from pdd.daemon.request_stream import RequestStream
 from pdd.daemon.role_desk import RoleDesk, log_news
 from pdd.daemon.sequence_desk import SequenceDesk
 from pdd.daemon.takeovers import Takeovers
+from pdd.directory import compiled_keys
 from pdd.rpc.v1 import cluster_pb2
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import (
@@ -106,7 +107,7 @@ class SchedulerDriver:
         self._core = core
         self._clock = clock
         self._sessions: dict[NodeName, NodeSession] = {}
-        self._prompt_keys = PromptKeys(model=model)
+        self._prompt_keys = PromptKeys(model=model, chain=compiled_keys.chain)
         self.directory = directory
         directory.on_news(self._step)
         agreement = agreement or AgreementOfOne()

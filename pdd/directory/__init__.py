@@ -6,6 +6,7 @@
     machine     the replicated state machine: apply, look up, snapshot, hash
     nodes       whose cache is known up to which event
     index       blocks -> nodes      over  table (keys -> words)  and  node_sets (words -> nodes)
+    buckets     the table's inner loops, compiled; compiled_keys: the chain of a prompt's, likewise
 
 Each scheduler has one of its own, fed by every node (`pdd.daemon.directory_feed`): it is not in the
 log, and `pdd.cell` says why and what that was measured to cost. ``apply`` takes entries all the

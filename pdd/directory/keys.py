@@ -77,13 +77,26 @@ def block_keys(parent: BlockKey, token_ids: Sequence[int], *, block_size_tokens:
     Raises:
         ValueError: a token id is not in 0..4294967295.
     """
+    packed = pack_blocks(token_ids, block_size_tokens=block_size_tokens)
+    return chain(parent, packed, block_size_tokens)
+
+
+def pack_blocks(token_ids: Sequence[int], *, block_size_tokens: int) -> bytes:
+    """The token ids of the full blocks as little-endian uint32.
+
+    Raises:
+        ValueError: a token id is not in 0..4294967295.
+    """
     token_count = len(token_ids) // block_size_tokens * block_size_tokens
     try:
-        packed = _packer(token_count)(*token_ids[:token_count])
+        return _packer(token_count)(*token_ids[:token_count])
     except struct.error as error:
         raise ValueError(f"token ids must be integers in 0..4294967295: {error}") from error
-    digest = xxhash.xxh3_128_digest
-    key: bytes = parent
+
+
+def chain(parent: bytes, packed: bytes, block_size_tokens: int) -> bytes:
+    """The keys of packed blocks, joined; `pdd.directory.compiled_keys` has it compiled."""
+    digest, key = xxhash.xxh3_128_digest, parent
     blocks = struct.iter_unpack(f"{block_size_tokens * _TOKEN_SIZE_BYTES}s", packed)
     return b"".join([key := digest(key + block) for (block,) in blocks])
 
