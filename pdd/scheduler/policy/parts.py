@@ -316,8 +316,12 @@ def choose(
     one, or -1; the place of a scorer that gave what is no score, or -1.
     """
     scores, sums, dropped_by = told[INPUT_COUNT:-2], told[-2], told[-1]
-    told[:INPUT_COUNT] = table[:INPUT_COUNT, first : first + told.shape[1]]
-    scores[:], sums[:], dropped_by[:] = 0.0, -np.inf, -1.0
+    for number in range(len(sums)):  # element by element: compiling a slice takes seconds
+        for row in range(INPUT_COUNT):
+            told[row, number] = table[row, first + number]
+        for row in range(len(scores)):
+            scores[row, number] = 0.0
+        sums[number], dropped_by[number] = -np.inf, -1.0
     left, last, faulty = len(dropped_by), -1, -1
     survey(table, first, dropped_by, asked)
     for part in filters:
