@@ -13,10 +13,13 @@ function returns stands first: ``"int64(uint32[::1], int64)"``.
 
 Machine code is kept in a cache: in ``NUMBA_CACHE_DIR`` where that is set, else in ``__pycache__``
 beside the source, else in the user's cache folder. Loading takes some 5 ms a function, compiling
-0.1-0.4 s; assigning to a slice of an array adds seconds, which a loop does not. An entry is as old as the function's own file: numba does not see that another file has
+0.1-0.4 s; assigning to a slice of an array adds a second, which a loop over its elements does not.
+``bin/pdd setup`` compiles all once. Who can write the cache can run code in this process, as with
+any ``__pycache__``.
+
+An entry of the cache is as old as the function's own file: numba does not see that another file has
 changed. Hence a compiled function may only call compiled functions of its own file, and the
-constants that it names are written there. Who can write the cache can run code in this process, as
-with any ``__pycache__``.
+constants that it names are written there.
 
 Importing this module costs 0.2 s and 80 MB, which a scheduler pays and nobody else should: only
 `pdd.directory` and `pdd.scheduler` may, and of those only what node daemons, the raft replica and
