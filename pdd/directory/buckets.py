@@ -278,11 +278,13 @@ def insert(
 def _unspill(row: int, bucket: int, rows: U64, spilled: U32) -> None:
     following = rows[row, 2] >> _HALF_BITS
     before = _signed(spilled[bucket]) - 1
+    assert before >= 0, "a row was freed that is in no bucket"
     if before == row:
         spilled[bucket] = following
         return
     while _signed(rows[before, 2] >> _HALF_BITS) - 1 != row:
         before = _signed(rows[before, 2] >> _HALF_BITS) - 1
+        assert before >= 0, "a row was freed that is in no bucket"
     rows[before, 2] = (rows[before, 2] & _HALF_MASK) | following << _HALF_BITS
 
 

@@ -34,6 +34,7 @@ def _big_endian(word: np.uint64) -> np.uint32:
 
 def _compiled_chain(parent: bytes, packed: bytes, block_size_tokens: int) -> bytes:
     """See `pdd.directory.keys.chain`."""
+    assert len(parent) == keys.KEY_SIZE_BYTES, parent  # what is compiled does not look
     tokens = np.frombuffer(packed, dtype=np.uint32)
     joined = np.empty(len(tokens) // block_size_tokens * _KEY_WORDS, dtype=np.uint32)
     _fill(np.frombuffer(parent, dtype=np.uint32), tokens, block_size_tokens, joined)

@@ -144,6 +144,18 @@ def test_a_row_that_a_key_once_had_is_not_taken_for_it() -> None:
     assert (table.find(key), table.find(other)) == (row, other_row)
 
 
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_row_that_is_freed_twice_ends_the_process_and_no_loop_looks_for_it_for_ever(
+    count: int,
+) -> None:
+    """Alone in its bucket, and where others are in the bucket's list."""
+    table = KeyTable(max_key_count=100)
+    rows = table.insert(one_bucket(1000, seed=11)[:count], ones(count))
+    table.free(rows[:1])
+    with pytest.raises(AssertionError, match="in no bucket"):
+        table.free(rows[:1])
+
+
 def test_a_walk_ends_at_the_first_key_that_is_missing_and_tells_where_words_change() -> None:
     keys = random_keys(3000, seed=10)
     table = KeyTable(max_key_count=5000)
