@@ -382,7 +382,7 @@ class SchedulerSection(Section):
     """Requests that may wait; beyond it clients get HTTP 429 with Retry-After."""
 
     request_deadline_s: Seconds = 600.0
-    """How long a request may take when its client names no deadline."""
+    """How long a request may take, waiting included. A gRPC client may name less."""
 
     node_timeout_s: Seconds = 5.0
     """A node that says nothing for this long is lost."""

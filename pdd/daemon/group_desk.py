@@ -70,7 +70,7 @@ log = structlog.get_logger(__name__)
 
 SETTLE_S = 0.5
 LOST_AFTER_S = 2.0
-"""A scheduler that is not attached to the leader for so long has lost its keys, too."""
+"""A scheduler that is not attached to the leader for so long is lost; see ``elsewhere_desk``."""
 HOLDER_MEMORY_S = 40.0
 
 

@@ -238,9 +238,10 @@ class InferenceServicer:
             ) from error
 
     def _deadline_s(self, context: Any) -> float:
-        """The call's own deadline; without one, the same as for HTTP."""
-        remaining_s = context.time_remaining()
-        return self._settings.request_deadline_s if remaining_s is None else float(remaining_s)
+        """The call's own deadline, at most that of HTTP: other schedulers take a key for free when
+        its holder was not heard of for so long."""
+        longest_s, remaining_s = self._settings.request_deadline_s, context.time_remaining()
+        return longest_s if remaining_s is None else min(float(remaining_s), longest_s)
 
 
 class _Call:

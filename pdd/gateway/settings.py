@@ -13,7 +13,7 @@ class GatewaySettings:
     ``max_body_bytes``: a longer body is HTTP 413, judged by its header before it is read.
     ``body_timeout_s``: a body that has not arrived by then is HTTP 408.
     ``max_running_requests``: one more is HTTP 429; the scheduler has bounds of its own.
-    ``request_deadline_s``: an HTTP request that takes longer is ended with an error.
+    ``request_deadline_s``: a request that takes longer is ended with an error.
     ``header_hold_s``: how long the response headers wait for the first token, so that both
         leave in one write and a failure before the first token still gets a status of its own.
     ``write_buffer_bytes``: what may wait in the transport for a slow reader; as much again may be

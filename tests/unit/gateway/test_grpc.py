@@ -250,6 +250,13 @@ async def test_the_deadline_of_the_call_is_the_request_s_and_ends_it() -> None:
         await soon(player.closed)
 
 
+async def test_no_deadline_of_a_call_is_longer_than_a_request_may_take() -> None:
+    async with service(script("x")) as (stub, player, _):
+        async for _ in stub.Generate(pb.GenerateRequest(text="x"), timeout=86_400.0):
+            pass
+        assert player.requests[0].deadline_s == 600.0
+
+
 async def test_a_client_that_stops_reading_is_dropped() -> None:
     flood = Flood()
     settings = GatewaySettings(write_stall_s=0.2)
