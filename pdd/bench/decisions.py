@@ -1,9 +1,11 @@
 """What a routing decision costs: keys of the prompt, look-up, placement and its record.
 
 The scheduler core, the directory and the prompt keys are those of the daemon; nothing is sent.
-Counted is this thread's CPU time, so that what else runs on the machine matters little.
+Counted is this thread's CPU time, so that what else runs on the machine matters little. Python's
+collector is set as in the daemon.
 """
 
+import gc
 import random
 import time
 from dataclasses import dataclass
@@ -11,12 +13,14 @@ from dataclasses import dataclass
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
 from pdd.core.requests import GenerateRequest
 from pdd.core.sampling import Sampling
+from pdd.daemon import collector
 from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.prompt_keys import PromptKeys
 from pdd.directory import compiled_keys, entries
 from pdd.directory.machine import DirectoryMachine
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.events import NodeJoined, RequestArrived, RequestCancelled
+from pdd.scheduler.settings import EstimateSettings, SchedulerSettings
 
 PROMPT_TOKENS = 2048
 _SHARED_TOKENS = 1232  # 77 of 128 blocks, 60 %: held by one node of each role
@@ -25,6 +29,7 @@ _BLOCK_TOKENS = 16
 _BLOCK_COUNT = 65_536
 _BLOCK_BYTES = 16_384  # of a small model: what is on its way counts, and fills no link
 _RUNNING_MAX = 64
+_PREFILL_TOKENS_PER_S = 40_000.0  # so that these do not wait for room
 _INTERVAL_S = 2e-4
 _FIRST_COUNT = 200  # not measured
 
@@ -43,7 +48,8 @@ def measure_decisions(*, node_count: int, decision_count: int, seed: int) -> Dec
     of a core that does nothing else, their ends included."""
     rng = random.Random(seed)  # noqa: S311  # a benchmark's load, no secret
     feed = DirectoryFeed(machine=DirectoryMachine(max_key_count=100_000), clock=time.monotonic)
-    core = SchedulerCore(directory=feed)
+    estimates = EstimateSettings(prefill_tokens_per_s=_PREFILL_TOKENS_PER_S)
+    core = SchedulerCore(SchedulerSettings(estimates=estimates), directory=feed)
     identities = [
         NodeIdentity(name=NodeName(f"node-{number}"), uuid=f"node-{number}", boot_epoch=1)
         for number in range(node_count)
@@ -56,6 +62,8 @@ def measure_decisions(*, node_count: int, decision_count: int, seed: int) -> Dec
     _hold(feed.machine, identities, keys.of(_request("shared", shared)))
     spent_us: list[float] = []
     all_ns = 0
+    collects = gc.get_threshold()
+    collector.settle()
     for number in range(_FIRST_COUNT + decision_count):
         own = rng.choices(range(_VOCABULARY_SIZE), k=PROMPT_TOKENS - _SHARED_TOKENS)
         request = _request(f"r{number}", (*shared, *own))
@@ -69,6 +77,9 @@ def measure_decisions(*, node_count: int, decision_count: int, seed: int) -> Dec
         if number >= _FIRST_COUNT:
             all_ns += time.thread_time_ns() - began_ns
             spent_us.append((decided_ns - began_ns) / 1e3)
+    assert not core.queued_request_count, "a request that waits is no decision"
+    gc.set_threshold(*collects)
+    gc.unfreeze()
     spent_us.sort()
     return DecisionCosts(
         decision_us_p50=round(spent_us[len(spent_us) // 2], 1),

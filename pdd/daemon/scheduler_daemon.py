@@ -1,7 +1,6 @@
 """``pdd serve --role scheduler``: the front door, the nodes' streams and the scheduler core."""
 
 import asyncio
-import gc
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import PddError
 from pdd.core.identity import Role
 from pdd.core.ports import Clock
-from pdd.daemon import notify
+from pdd.daemon import collector, notify
 from pdd.daemon.agreement_metrics import AgreementMetrics
 from pdd.daemon.directory_feed import DirectoryFeed
 from pdd.daemon.elsewhere_desk import ElsewhereDesk
@@ -63,9 +62,6 @@ from pdd.tls.security import Security
 log = structlog.get_logger(__name__)
 
 _NAMES_SHOWN_MAX = 8
-_GC_THRESHOLDS = (5_000, 20, 50)
-"""A request leaves no cycles, so there is nothing to find, and Python's own (700, 10, 10) looks for
-it at every thirtieth request. A young collection takes about 1 ms of all streams' time."""
 
 
 def run(config: Config) -> int:
@@ -216,10 +212,7 @@ class _SchedulerDaemon:
             self._group.on_key_told = self._elsewhere.key_told
             self._agreement.follow_leader(self._elsewhere.leader_is)
             self._agreement.follow_leader(self._group.leader_is)
-        # What was loaded stays: the collector need not walk it again while tokens wait.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_GC_THRESHOLDS)
+        collector.settle()
         log.info("scheduler_ready", http=http_address, grpc=grpc_address, model=self._model.name)
         notify.notify_ready(grpc=grpc_address, http=http_address)
         try:

@@ -22,15 +22,16 @@ from pdd.core.requests import DEFAULT_TENANT, Path
 from pdd.core.values import frozen
 from pdd.scheduler.policy.decider import PathInputs
 from pdd.scheduler.policy.filters import NAMES
-from pdd.scheduler.policy.parts import INPUT_COUNT, Table
+from pdd.scheduler.policy.parts import INPUT_COUNT
 from pdd.scheduler.policy.place import Considered
 from pdd.scheduler.policy.profile import Choice
+from pdd.scheduler.shown import show
 
 _CANDIDATE_COUNT_MAX = 16
 _FLOAT = np.dtype(np.float32)
 _INPUTS = (
-    *("cached_tokens", "remainder_tokens", "completion_s", "blocks", "claim_blocks"),
-    *("transfer_s", "inbound_s", "is_preferred", "unpromised_blocks", "sequences", "load"),
+    *("cached_tokens", "remainder_tokens", "blocks", "claim_blocks", "completion_s", "transfer_s"),
+    *("inbound_s", "is_preferred", "load", "unpromised_blocks", "sequences"),
 )
 """What the first rows of ``policy.parts`` are called here."""
 _NONE_OTHER: Mapping[str, int] = MappingProxyType({})
@@ -219,37 +220,34 @@ def _pack_choice(choice: Choice | None) -> Packed:
     return (
         names,
         choice.chosen_at,
-        tuple([(at, choice.why_dropped(at)) for at in choice.dropped]),
+        tuple([(at, choice.why_dropped(at)) for at in choice.dropped])
+        if choice.left_count < len(names)
+        else (),
         _NONE_OTHER,
         choice.profile.scorer_names,
-        _packed(choice.told),
+        choice.told.astype(_FLOAT).tobytes(),
     )
 
 
 def _pack_best(choice: Choice) -> Packed:
     """The chosen one, then by score, then those that were dropped."""
-    names, dropped = choice.candidates.names, choice.dropped
-    ranks = np.argsort(-choice.totals, kind="stable")
-    best: list[int] = ranks[: min(choice.left_count, _CANDIDATE_COUNT_MAX)].tolist()
-    if best and choice.chosen_at not in best:
-        best[-1] = choice.chosen_at
-    room = _CANDIDATE_COUNT_MAX - len(best)
-    shown = [*best, *list(dropped)[:room]]
-    others = Counter(list(dropped.values())[room:])
-    if choice.left_count > len(best):
-        others[""] = choice.left_count - len(best)
+    names, told = choice.candidates.names, choice.told
+    positions = np.empty(_CANDIDATE_COUNT_MAX, dtype=np.int64)
+    columns = np.empty((len(told), _CANDIDATE_COUNT_MAX), dtype=_FLOAT)
+    best_count = show(told, choice.chosen_at, positions, columns)
+    shown: list[int] = positions.tolist()
+    dropped = choice.dropped
+    others = Counter(dropped.values())
+    others.subtract([dropped[at] for at in shown[best_count:]])
+    others[""] = choice.left_count - best_count
     return (
         itemgetter(*shown)(names),
         shown.index(choice.chosen_at) if choice.chosen_at >= 0 else -1,
-        tuple([(place, choice.why_dropped(at)) for place, at in enumerate(shown) if at in dropped]),
-        others,
+        tuple([(at, choice.why_dropped(shown[at])) for at in range(best_count, len(shown))]),
+        +others,
         choice.profile.scorer_names,
-        _packed(choice.told[:, shown]),
+        columns.tobytes(),
     )
-
-
-def _packed(told: Table) -> bytes:
-    return told.astype(_FLOAT).tobytes()
 
 
 def _unpack_choice(fields: Packed) -> ChoiceRecord | None:

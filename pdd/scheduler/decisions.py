@@ -80,4 +80,7 @@ class DecisionLog:
 
 
 def _size_bytes(kept: tuple[Packed, ...]) -> int:
-    return sum(map(size_bytes, kept)) + _ENTRY_BYTES if kept else 0
+    size = _ENTRY_BYTES if kept else 0
+    for packed in kept:
+        size += size_bytes(packed)
+    return size

@@ -55,6 +55,9 @@ class _Tries:
     last_s: float = 0.0
 
 
+_NO_TRIES = _Tries()
+
+
 class Estimates:
     """All of them. Bounded by the nodes that are members: ``forget`` a node that is not."""
 
@@ -176,7 +179,7 @@ class Estimates:
     def wants_probe(self, source: NodeName, target: NodeName, *, now_s: float) -> bool:
         """Whether a hand-over is worth a try only to know what it costs."""
         level = self.handover(source, target)
-        tries = self._tries.get((source, target), _Tries())
+        tries = self._tries.get((source, target), _NO_TRIES)
         if level.sample_count < self.settings.sample_count_min:
             # As many at once as are needed; then, for those that told nothing, one now and again.
             return tries.count < self.settings.sample_count_min or now_s - tries.last_s > _RETRY_S
@@ -191,10 +194,11 @@ class Estimates:
     def output(self, max_tokens: int) -> Level:
         """Output tokens of requests that ask for about as many at most."""
         bucket = min(max_tokens.bit_length(), _OUTPUT_BUCKET_COUNT)
-        if bucket not in self._outputs:
+        level = self._outputs.get(bucket)
+        if level is None:
             start = min(self.settings.output_tokens, float(max_tokens))
-            self._outputs[bucket] = Level(mean=start, variance=(start / 2) ** 2)
-        return self._outputs[bucket]
+            level = self._outputs[bucket] = Level(mean=start, variance=(start / 2) ** 2)
+        return level
 
     def expected_output_tokens(self, max_tokens: int) -> int:
         """At least 1, at most ``max_tokens``."""

@@ -17,15 +17,15 @@ from pdd.scheduler.policy.parts import (
     FORKS_APART,
     FORKS_NOT,
     FORKS_SHARED,
-    HELD,
+    LOAD,
     MAY_TAKE,
+    PREFILL_PER_S,
     ROW_COUNT,
-    UNPROMISED,
     USABLE,
 )
 
-_CHANGING = slice(UNPROMISED, USABLE)
-_FIXED = slice(USABLE, HELD)
+_CHANGING = slice(LOAD, USABLE)
+_FIXED = slice(USABLE, PREFILL_PER_S)
 _FORKS = {
     Forking.NONE: FORKS_NOT,
     Forking.APART: FORKS_APART,
@@ -81,9 +81,9 @@ def _changing(node: Node) -> tuple[float, ...]:
     sums = node.sums
     unpromised = node.usable_block_count - sums.leased
     return (
+        max(1.0 - unpromised / node.usable_block_count, sums.sequences / node.max_num_seqs),
         unpromised,
         sums.sequences,
-        max(1.0 - unpromised / node.usable_block_count, sums.sequences / node.max_num_seqs),
         sums.claimed - sums.leased,
         len(node.long),
         sums.long_blocks,

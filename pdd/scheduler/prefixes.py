@@ -9,7 +9,7 @@ that finds less than was guessed corrects it.
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.values import frozen
@@ -86,101 +86,153 @@ class Preference:
     block_count: int
 
 
+_Homes: TypeAlias = tuple[_Home | None, _Home | None]
+"""Of one prefix or key: where its prompts are computed, where they are decoded."""
+_NO_HOMES: _Homes = (None, None)
+_DUTIES = {Role.PREFILL: 0, Role.DECODE: 1}
+
+
+@dataclass(slots=True)
+class Trail:
+    """What is remembered of a chain. ``strides``: of the first ones, up to the first that nobody
+    remembers. ``ends``: what is known between that one and the stride before it, in blocks,
+    longest first."""
+
+    strides: list[_Homes]
+    ends: list[int]
+
+
 @dataclass(slots=True, kw_only=True)
 class Homes:
-    """Prefixes and callers' keys, each with the node that is to get them, for one role.
+    """Prefixes and callers' keys, each with the node of each role that is to get them.
 
     A node that is above its load gives nothing of this up: the key comes back when it has room. A
     node that is lost, restarted or without the blocks has lost the preference. Bounded: the
     entries least used are forgotten, and go wherever the scorers send them.
     """
 
-    role: Role
     entry_count_max: int
-    _homes: OrderedDict[bytes, _Home] = field(default_factory=OrderedDict)
+    _homes: OrderedDict[bytes, _Homes] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def trail(self, chain: Chain) -> Trail:
+        """Of every chain the strides are remembered, and its end: it is enough to step along the
+        former, and to look at each key after the last that is known. They were used now."""
+        homes, strides = self._homes, []
+        for key in chain.strides:
+            at_key = homes.get(key)
+            if at_key is None:
+                break
+            homes.move_to_end(key)
+            strides.append(at_key)
+        return Trail(strides, self._ends(chain, len(strides) * _STRIDE))
+
+    def _ends(self, chain: Chain, known: int) -> list[int]:
+        longest = min(known + _STRIDE - 1, chain.block_count)
+        keys, size, homes = chain.keys, KEY_SIZE_BYTES, self._homes
+        return [
+            at for at in range(longest, known, -1) if keys[(at - 1) * size : at * size] in homes
+        ]
 
     def prefix(
         self,
         chain: Chain,
+        trail: Trail,
         *,
+        role: Role,
         nodes: Mapping[NodeName, Node],
         directory: PrefixDirectory,
         now_s: float,
     ) -> Preference | None:
-        """The node of the longest known prefix.
-
-        Of a chain every ``_STRIDE``-th key is remembered and the last one: it is enough to step
-        along the former, and to look at each key after the last that is known.
-        """
-        homes, keys = self._homes, chain.keys
-        known = self._known_strides(chain)
-        beyond = range(min(known + _STRIDE - 1, chain.block_count), known, -1)
-        for position in (*beyond, *range(known, 0, -_STRIDE)):
-            end = position * KEY_SIZE_BYTES
-            key = keys[end - KEY_SIZE_BYTES : end]
-            home = homes.get(key)
+        """The node of the longest known prefix. ``trail``: of ``chain``, as it is now."""
+        duty, known = _DUTIES[role], 0
+        for at_key in trail.strides:
+            if at_key[duty] is None:
+                break
+            known += _STRIDE
+        is_all = known == len(trail.strides) * _STRIDE
+        ends = trail.ends if is_all else self._ends(chain, known)
+        for position in (*ends, *range(known, 0, -_STRIDE)):
+            key = chain.key(position)
+            home = self._homes.get(key, _NO_HOMES)[duty]
             if home is None:
                 continue
-            if not self._holds_true(home, nodes) or (
+            if not _holds_true(home, role, nodes) or (
                 now_s - home.since_s > _SETTLE_S and _has_lost(home, chain, position, directory)
             ):
-                del homes[key]
+                self._forget(key, duty)
                 continue
-            homes.move_to_end(key)
+            self._homes.move_to_end(key)
             return Preference(node=home.identity.name, block_count=position)
         return None
 
-    def _known_strides(self, chain: Chain) -> int:
-        """Blocks up to the first stride that is not remembered; those that are were used now."""
-        homes, known = self._homes, 0
-        for key in chain.strides:
-            if key not in homes:
-                break
-            homes.move_to_end(key)
-            known += _STRIDE
-        return known
-
-    def caller(self, name: bytes, *, nodes: Mapping[NodeName, Node]) -> NodeName | None:
+    def caller(self, name: bytes, *, role: Role, nodes: Mapping[NodeName, Node]) -> NodeName | None:
         """The node of a caller's own key."""
-        home = self._homes.get(name)
+        duty = _DUTIES[role]
+        home = self._homes.get(name, _NO_HOMES)[duty]
         if home is None:
             return None
-        if not self._holds_true(home, nodes):
-            del self._homes[name]
+        if not _holds_true(home, role, nodes):
+            self._forget(name, duty)
             return None
         self._homes.move_to_end(name)
         return home.identity.name
 
-    def remember(self, chain: Chain, *, caller: bytes, node: Node, now_s: float) -> None:
-        """A request went to ``node``. What has a home keeps it."""
-        homes = self._homes
-        home = _Home(identity=node.identity, cache_generation=node.cache_generation, since_s=now_s)
-        for key in chain.strides:
-            homes.setdefault(key, home)
-        if chain.block_count % _STRIDE:
-            homes.setdefault(chain.key(chain.block_count), home)
-        if caller:
-            homes.setdefault(caller, home)
+    def remember(
+        self,
+        chain: Chain,
+        *,
+        caller: bytes,
+        prefill: Node | None,
+        decode: Node | None,
+        now_s: float,
+    ) -> None:
+        """A request went to these. What has a home keeps it."""
+        new, homes = (_home(prefill, now_s), _home(decode, now_s)), self._homes
+        ends = [chain.key(chain.block_count)] if chain.block_count % _STRIDE else []
+        for key in (*chain.strides, *ends, *([caller] if caller else [])):
+            former = homes.get(key)
+            if former is None:
+                homes[key] = new
+            elif None in former:
+                homes[key] = (former[0] or new[0], former[1] or new[1])
         while len(homes) > self.entry_count_max:
             homes.popitem(last=False)
 
-    def evict(self, node: NodeName, keys: bytes) -> None:
+    def evict(self, node: NodeName, role: Role, keys: bytes) -> None:
         """The node no longer holds these blocks: it loses the preference for them at once."""
+        duty = _DUTIES[role]
         for start in range(0, len(keys), KEY_SIZE_BYTES):
             key = keys[start : start + KEY_SIZE_BYTES]
-            home = self._homes.get(key)
+            home = self._homes.get(key, _NO_HOMES)[duty]
             if home is not None and home.identity.name == node:
-                del self._homes[key]
+                self._forget(key, duty)
 
-    def _holds_true(self, home: _Home, nodes: Mapping[NodeName, Node]) -> bool:
-        node = nodes.get(home.identity.name)
-        return (
-            node is not None
-            and node.role is self.role
-            and node.identity == home.identity
-            and node.cache_generation == home.cache_generation
-            and node.takes_work
-        )
+    def _forget(self, key: bytes, duty: int) -> None:
+        other = self._homes[key][1 - duty]
+        if other is None:
+            del self._homes[key]
+        else:
+            self._homes[key] = (other, None) if duty else (None, other)
+
+
+def _home(node: Node | None, now_s: float) -> _Home | None:
+    if node is None:
+        return None
+    return _Home(identity=node.identity, cache_generation=node.cache_generation, since_s=now_s)
+
+
+def _holds_true(home: _Home, role: Role, nodes: Mapping[NodeName, Node]) -> bool:
+    node = nodes.get(home.identity.name)
+    return (
+        node is not None
+        and node.role is role
+        and (node.identity is home.identity or node.identity == home.identity)
+        and node.cache_generation == home.cache_generation
+        and node.takes_work
+    )
 
 
 def _has_lost(home: _Home, chain: Chain, position: int, directory: PrefixDirectory) -> bool:

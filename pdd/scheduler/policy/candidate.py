@@ -9,7 +9,15 @@ from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.requests import GenerateRequest
 from pdd.core.values import frozen
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy.parts import LONG_BLOCKS, Column, Table, could_hold
+from pdd.scheduler.policy.parts import (
+    COMPLETION_S,
+    LONG_BLOCKS,
+    PREFILL_PER_S,
+    UNPROMISED,
+    Column,
+    Table,
+    could_hold,
+)
 from pdd.scheduler.pools import Pool
 from pdd.scheduler.prefixes import NO_CHAIN, Chain
 
@@ -59,41 +67,47 @@ class Question:
     def asked(self, role: Role, *, full_s: float) -> Column:
         """What it asks of nodes with that duty, as ``policy.parts`` reads it. ``full_s``: of
         prompts ahead, which are a load of 1."""
-        longest = self.longest_output(role)
-        granted = longest if role is Role.PREFILL else self.granted_output_tokens
-        numbers = (self.token_count, granted, longest, self.choice_count, self.is_long, self.now_s)
-        return np.array((*numbers, full_s, 0.0, 0.0, 0.0, 0.0), dtype=np.float64)
+        prompt, choices = len(self.request.prompt_token_ids), self.choice_count
+        granted, longest = self.granted_output_tokens, self.request.sampling.max_tokens
+        if role is Role.PREFILL:
+            granted = longest = 1
+        rest = (0.0, 0.0, 0.0, 0.0)
+        return np.array(
+            (prompt, granted, longest, choices, self.is_long, self.now_s, full_s, *rest)
+        )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Candidate:
-    """One node, seen from one question, at its moment: the node goes on changing.
+    """One node, seen from one question, at its moment: the node goes on changing. In the order of
+    rows of ``policy.parts``.
 
-    ``cached_tokens``: prompt tokens that it is believed to hold. ``completion_s``: predicted time
-    until it would have computed the rest, behind what it has to do already. ``blocks``: lease that
-    it would take; ``claim``: what the longest output would need. ``load``: 1 is full.
-    ``transfer_s``: predicted time for the blocks that would have to come over. ``inbound_s``: how
-    long the link would still be busy with other blocks when the prompt is computed.
-    ``is_preferred``: an affinity points to it.
-    ``growth_blocks``: what present leases may still grow by. ``long_count``, ``long_blocks``: long
-    requests there, and what they hold.
+    ``cached_tokens``: prompt tokens that it is believed to hold. ``blocks``: lease that it would
+    take; ``claim``: what the longest output would need. ``completion_s``: predicted time until it
+    would have computed the rest, behind what it has to do already. ``transfer_s``: predicted time
+    for the blocks that would have to come over. ``inbound_s``: how long the link would still be
+    busy with other blocks when the prompt is computed. ``preferred``: 1 if an affinity points to
+    it, else 0. ``load``: 1 is full. ``growth_blocks``: what present leases may still grow by.
+    ``long_count``, ``long_blocks``: long requests there, and what they hold. ``prefill_per_s``:
+    prompt tokens that it computes.
     """
 
     node: Node
     cached_tokens: int
     remainder_tokens: int
-    completion_s: float
     blocks: int
     claim: int
-    unpromised_blocks: int
-    sequence_count: int
-    load: float
+    completion_s: float
     transfer_s: float
     inbound_s: float
-    is_preferred: bool
+    preferred: float
+    load: float
+    unpromised_blocks: int
+    sequence_count: int
     growth_blocks: int
     long_count: int
     long_blocks: int
+    prefill_per_s: float
 
     @property
     def name(self) -> NodeName:
@@ -128,23 +142,12 @@ class Candidates:
 
     def at(self, position: int) -> Candidate:
         """One of them."""
-        row = self.table[: LONG_BLOCKS + 1, self.pool.first + position].tolist()
-        cached, remainder, completion_s, blocks, claim, transfer_s, inbound_s, preferred = row[:8]
-        unpromised, sequences, load, growth, long_count, long_blocks = row[8:]
-        return Candidate(
-            node=self.pool.nodes[position],
-            cached_tokens=int(cached),
-            remainder_tokens=int(remainder),
-            completion_s=completion_s,
-            blocks=int(blocks),
-            claim=int(claim),
-            unpromised_blocks=int(unpromised),
-            sequence_count=int(sequences),
-            load=load,
-            transfer_s=transfer_s,
-            inbound_s=inbound_s,
-            is_preferred=preferred > 0.0,
-            growth_blocks=int(growth),
-            long_count=int(long_count),
-            long_blocks=int(long_blocks),
+        column = self.pool.first + position
+        row = self.table[: LONG_BLOCKS + 1, column].tolist()
+        numbers = (
+            *map(int, row[:COMPLETION_S]),
+            *row[COMPLETION_S:UNPROMISED],
+            *map(int, row[UNPROMISED:]),
+            self.table[PREFILL_PER_S, column].item(),
         )
+        return Candidate(self.pool.nodes[position], *numbers)

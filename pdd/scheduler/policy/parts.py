@@ -4,7 +4,7 @@
     asked   (number,), what one request asks of the nodes of one role
     limits  (number,), the thresholds of the settings
 
-    fill_in, add_transfer: what the request would cost on each node     ──► rows of the table
+    fill_in: what the request would cost on each node                   ──► rows of the table
     choose: filters in their order, scorers with their weights          ──► what is told, the best
 
 A *filter* says of one node whether it drops it, a *scorer* how good it is from 0 to 1, 1 being the
@@ -33,16 +33,17 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 """``(count,)``, of parts."""
 
 # Rows of the table. Those below INPUT_COUNT are what a decision rests on; those up to PREFERRED
-# depend on the question: 0 before it, as HELD and RESTS, while MAY_TAKE is without limit.
-CACHED, REMAINDER, COMPLETION_S, BLOCKS, CLAIM, TRANSFER_S, INBOUND_S, PREFERRED = range(8)
-UNPROMISED, SEQUENCES, LOAD = range(8, 11)
+# depend on the question, as those from PREFILL_PER_S on: 0 before it, but MAY_TAKE is unlimited.
+CACHED, REMAINDER, BLOCKS, CLAIM, COMPLETION_S, TRANSFER_S, INBOUND_S, PREFERRED = range(8)
+LOAD, UNPROMISED, SEQUENCES = range(8, 11)
 INPUT_COUNT = 11
 GROWTH, LONG_COUNT, LONG_BLOCKS, QUEUED, WORKED_UNTIL, INBOUND_BYTES = range(11, 17)
 USABLE, SEQUENCES_MAX, TOKENS_MAX, BLOCK_TOKENS, BLOCK_BYTES, FORKS = range(17, 23)
-HELD, RESTS, MAY_TAKE = range(23, 26)
-"""Leading blocks of the prompt that the node is believed to hold; 1 where its engine has just
-failed the request; of the room that is kept there for another, how many blocks it may take."""
-ROW_COUNT = 26
+PREFILL_PER_S, HELD, RESTS, MAY_TAKE = range(23, 27)
+"""Prompt tokens that the node computes per second; leading blocks of the prompt that it is believed
+to hold; 1 where its engine has just failed the request; of the room that is kept there for another,
+how many blocks it may take."""
+ROW_COUNT = 27
 
 FORKS_NOT, FORKS_APART, FORKS_SHARED = range(3)
 """What several choices share on a node: it runs no several, nothing, the prompt's full blocks."""
@@ -82,37 +83,30 @@ def lease_blocks(table: Table, at: int, asked: Column, output_tokens: float) -> 
 
 
 @compiled("void(float64[:, ::1], int64, int64, float64[::1], float64[::1])")
-def fill_in(table: Table, first: int, count: int, prefill_per_s: Column, asked: Column) -> None:
-    """What computing the prompt would be on each of ``count`` nodes, what it would lease, and the
-    load of those that compute prompts. ``prefill_per_s``: of all nodes of the table.
+def fill_in(table: Table, first: int, count: int, link_per_s: Column, asked: Column) -> None:
+    """What the request would cost on each of ``count`` nodes: computing the prompt, blocks to
+    lease, load of those that compute prompts, and the transfer of what they lack.
+
+    ``link_per_s``: bytes, from the prompt's node to each; empty where nothing comes over.
 
     The last position of a prompt is always computed: its logits give the next token. Of the prompts
     ahead, what must be done by now is done, but never less than a tenth is left of them: what is
-    not reported is not done.
+    not reported is not done. Blocks leave as they are computed: what a link carries until the
+    prompt is there holds it up by nothing, however much it is.
     """
     for at in range(first, first + count):
         if table[HELD, at] > 0:
             table[CACHED, at] = min(table[HELD, at] * table[BLOCK_TOKENS, at], asked[PROMPT] - 1)
         table[REMAINDER, at] = asked[PROMPT] - table[CACHED, at]
-        queued_s = table[QUEUED, at] / prefill_per_s[at]
+        queued_s = table[QUEUED, at] / table[PREFILL_PER_S, at]
         worked_s = max(asked[NOW_S] - table[WORKED_UNTIL, at], 0.0)
         ahead_s = max(queued_s - worked_s, 0.1 * queued_s)
-        table[COMPLETION_S, at] = table[REMAINDER, at] / prefill_per_s[at] + ahead_s
+        table[COMPLETION_S, at] = table[REMAINDER, at] / table[PREFILL_PER_S, at] + ahead_s
         table[LOAD, at] = max(table[LOAD, at], ahead_s / asked[FULL_S])
         table[BLOCKS, at] = lease_blocks(table, at, asked, asked[GRANTED])
         table[CLAIM, at] = lease_blocks(table, at, asked, asked[LONGEST])
-
-
-@compiled("void(float64[:, ::1], int64, int64, float64[::1], float64[::1])")
-def add_transfer(table: Table, first: int, count: int, link_per_s: Column, asked: Column) -> None:
-    """How long the blocks would take to each of ``count`` nodes. ``link_per_s``: bytes, from the
-    prompt's node to each of these.
-
-    Blocks leave as they are computed: what a link carries until the prompt is there holds it up by
-    nothing, however much it is.
-    """
-    for at in range(first, first + count):
-        per_s = link_per_s[at - first]
+    for number, per_s in enumerate(link_per_s):
+        at = first + number
         blocks = -(-table[REMAINDER, at] // table[BLOCK_TOKENS, at])
         table[TRANSFER_S, at] = blocks * table[BLOCK_BYTES, at] / per_s
         table[INBOUND_S, at] = max(table[INBOUND_BYTES, at] / per_s - asked[COMPUTED_S], 0.0)

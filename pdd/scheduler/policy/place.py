@@ -1,8 +1,11 @@
 """One request, all nodes: the decision, with everything that it rests on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import nsmallest
 from math import inf
+
+import numpy as np
 
 from pdd.core.identity import NodeName, Role
 from pdd.core.requests import Path, PlannedPull
@@ -23,10 +26,11 @@ from pdd.scheduler.policy.pull import (
     pull_reason,
 )
 from pdd.scheduler.pools import Nodes, Pools
-from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory
+from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory, Trail
 from pdd.scheduler.settings import PathMode, SchedulerSettings
 
 _REASON_COUNT_MAX = 3
+_NO_LINKS = np.empty(0)
 
 
 @frozen
@@ -75,6 +79,17 @@ class NoRoom:
     field: str = "max_tokens"
 
 
+@dataclass(slots=True)
+class _View:
+    """What one decision looks at. ``table``: the question's own; ``trail``: see ``Homes``."""
+
+    question: Question
+    members: Nodes
+    pools: Pools
+    table: Table
+    trail: Trail
+
+
 class Policy:
     """The parts that the settings name, and what they remember of earlier decisions."""
 
@@ -84,10 +99,7 @@ class Policy:
         self.change(settings)
         self._estimates = estimates
         self._directory = directory
-        self.homes = {
-            role: Homes(role=role, entry_count_max=settings.policy.affinity_entry_count_max)
-            for role in (Role.PREFILL, Role.DECODE)
-        }
+        self.homes = Homes(entry_count_max=settings.policy.affinity_entry_count_max)
 
     def change(self, settings: SchedulerSettings) -> None:
         """Decide by these from now on. What earlier decisions have taught stays."""
@@ -103,14 +115,15 @@ class Policy:
     def place(self, question: Question, nodes: Nodes) -> Placement | NoRoom:
         """Decide. Changes nothing but the order in which preferences are forgotten."""
         pools = nodes.pools()
-        table = self._table(question, pools)
+        trail = self.homes.trail(question.chain)
+        view = _View(question, nodes, pools, self._table(question, pools), trail)
         key = question.caller or question.chain.keys[-KEY_SIZE_BYTES:]
         key = key or question.request.request_id.encode()
 
         local_reason = self._only_local(question, pools)
         prefill_choice = None
         if not local_reason:
-            candidates = self._candidates(Role.PREFILL, question, pools, table, nodes)
+            candidates = self._candidates(Role.PREFILL, view)
             prefill_choice = self._prefill.choose(candidates, question, key=key)
             if prefill_choice.chosen is None:
                 failed = prefill_choice.emptied_by == "rested"
@@ -132,17 +145,16 @@ class Policy:
             considered = Considered(prefill=prefill_choice)
             reason = not_ready_reason(nodes.values(), Role.DECODE)
             return NoRoom(reason=reason, ever=False, considered=considered)
-        candidates = self._candidates(Role.DECODE, question, pools, table, nodes)
-        if source is not None:
-            self._add_transfer(candidates, source)
+        candidates = self._candidates(Role.DECODE, view, source)
         decode_choice = self._decode.choose(candidates, question, key=key)
         target = decode_choice.chosen
-        considered = Considered(prefill=prefill_choice, decode=decode_choice)
         if target is None:
+            considered = Considered(prefill=prefill_choice, decode=decode_choice)
             return _no_room(question, decode_choice, considered)
         pull = None
         if source is None:
             path, reason = Path.LOCAL, local_reason
+            considered = Considered(prefill=prefill_choice, decode=decode_choice)
         else:
             pulled = self._pull_inputs(question, source, target)
             pull = decide_pull(pulled, self._settings.path.pull)
@@ -177,18 +189,17 @@ class Policy:
             self._estimates.probes(
                 placement.prefill.name, placement.decode.name, now_s=question.now_s
             )
-        for candidate in (placement.prefill, placement.decode):
-            if candidate is not None:
-                self.homes[candidate.node.role].remember(
-                    question.chain,
-                    caller=question.caller,
-                    node=candidate.node,
-                    now_s=question.now_s,
-                )
+        self.homes.remember(
+            question.chain,
+            caller=question.caller,
+            prefill=None if placement.prefill is None else placement.prefill.node,
+            decode=None if placement.decode is None else placement.decode.node,
+            now_s=question.now_s,
+        )
 
     def forget_prefix(self, node: Node, keys: bytes) -> None:
         """The node does not hold these blocks, whatever was believed."""
-        self.homes[node.role].evict(node.name, keys)
+        self.homes.evict(node.name, node.role, keys)
 
     def _only_local(self, question: Question, pools: Pools) -> str:
         if question.resumes:
@@ -202,6 +213,7 @@ class Policy:
     def _table(self, question: Question, pools: Pools) -> Table:
         """The question's own, with what is told of single nodes."""
         table, index = pools.table.copy(), pools.index
+        table[parts.PREFILL_PER_S] = self._estimates.prefill_per_s(pools.names)
         if question.chain.block_count:
             for name, held in self._directory.matches(question.chain.keys).items():
                 if name in index:
@@ -213,49 +225,42 @@ class Policy:
                 table[parts.MAY_TAKE, index[name]] = blocks
         return table
 
-    def _candidates(
-        self,
-        role: Role,
-        question: Question,
-        pools: Pools,
-        table: Table,
-        members: Mapping[NodeName, Node],
-    ) -> Candidates:
-        """As they are now, without what a transfer takes."""
-        known, preferred = self._preference(role, question, members)
+    def _candidates(self, role: Role, view: _View, source: Candidate | None = None) -> Candidates:
+        """As they are now. ``source``: where the prompt's blocks would come from, if anywhere."""
+        pools, table = view.pools, view.table
+        known, preferred = self._preference(role, view)
         if known is not None and not self._directory.is_known(known.node):
             table[parts.HELD, pools.index[known.node]] = known.block_count
         if preferred is not None:
             table[parts.PREFERRED, pools.index[preferred]] = 1.0
-        is_prefill = role is Role.PREFILL
-        pool = pools.prefill if is_prefill else pools.decode
-        full_s = self._settings.policy.prefill_full_s if is_prefill else inf
-        asked = question.asked(role, full_s=full_s)
-        prefill_per_s = self._estimates.prefill_per_s(pools.names)
-        parts.fill_in(table, pool.first, len(pool.names), prefill_per_s, asked)
+        if role is Role.PREFILL:
+            pool, full_s = pools.prefill, self._settings.policy.prefill_full_s
+        else:
+            pool, full_s = pools.decode, inf
+        asked = view.question.asked(role, full_s=full_s)
+        link_per_s = _NO_LINKS
+        if source is not None:
+            link_per_s = self._estimates.links_per_s(source.name, pool.names)
+            asked[parts.COMPUTED_S] = source.completion_s
+        parts.fill_in(table, pool.first, len(pool.names), link_per_s, asked)
         return Candidates(pool, table, asked)
 
-    def _add_transfer(self, candidates: Candidates, source: Candidate) -> None:
-        """How long the blocks from ``source`` would take to each of these."""
-        pool, asked = candidates.pool, candidates.asked
-        asked[parts.COMPUTED_S] = source.completion_s
-        link_per_s = self._estimates.links_per_s(source.name, pool.names)
-        parts.add_transfer(candidates.table, pool.first, len(pool.names), link_per_s, asked)
-
-    def _preference(
-        self, role: Role, question: Question, members: Mapping[NodeName, Node]
-    ) -> tuple[Preference | None, NodeName | None]:
+    def _preference(self, role: Role, view: _View) -> tuple[Preference | None, NodeName | None]:
         """``(longest known prefix, node that is preferred)``.
 
         A prefix that is shared by chance (a chat template's first words) gives no preference. On a
         decode node only a conversation does, of which most must be there: a persona's prompt
         alone would gather all its requests on one node for nothing.
         """
-        homes = self.homes[role]
-        known = None
+        question, members, known = view.question, view.members, None
         if question.chain.block_count:
-            known = homes.prefix(
-                question.chain, nodes=members, directory=self._directory, now_s=question.now_s
+            known = self.homes.prefix(
+                question.chain,
+                view.trail,
+                role=role,
+                nodes=members,
+                directory=self._directory,
+                now_s=question.now_s,
             )
         if known is not None:
             tokens = known.block_count * members[known.node].block_size
@@ -263,7 +268,7 @@ class Policy:
             if enough and (role is Role.PREFILL or 2 * tokens >= question.token_count):
                 return known, known.node
         if question.caller:
-            return known, homes.caller(question.caller, nodes=members)
+            return known, self.homes.caller(question.caller, role=role, nodes=members)
         return known, None
 
     def _too_early(self, source: Candidate) -> str:
@@ -276,7 +281,7 @@ class Policy:
         A full node has enough to do until the next one comes; who came first goes first then,
         however many shorter ones have come since.
         """
-        per_s = self._estimates.prefill(source.name).per_s
+        per_s = source.prefill_per_s
         most = self._settings.policy.prefill_full_s * per_s
         node = source.node
         if node.queued_token_count <= most:
@@ -300,7 +305,7 @@ class Policy:
                 size_bytes=node.blocks_for(tokens) * node.block_bytes,
                 now_s=question.now_s,
             ),
-            compute_s=tokens / self._estimates.prefill(source.name).per_s,
+            compute_s=tokens / source.prefill_per_s,
         )
 
     def _path_inputs(
@@ -314,7 +319,7 @@ class Policy:
     ) -> PathInputs:
         estimates = self._estimates
         max_tokens = question.request.sampling.max_tokens
-        stall_s = target.remainder_tokens / estimates.prefill(target.name).per_s
+        stall_s = target.remainder_tokens / target.prefill_per_s
         return PathInputs(
             prompt_tokens=question.token_count,
             cached_tokens=target.cached_tokens,

@@ -114,13 +114,13 @@ async def test_what_is_evicted_is_gone_and_the_preference_with_it() -> None:
         node = await joined(cluster, "decode-0")
         node.engine.notify_cache([stored(6)])
         await known(cluster, "decode-0", 6)
-        homes = cluster.scheduler.core._state.policy.homes[node.service._role]
+        homes = cluster.scheduler.core._state.policy.homes
         member = cluster.scheduler.core.nodes[NodeName("decode-0")]
-        homes.remember(Chain(keys_of(6)), caller=b"", node=member, now_s=500.0)
-        assert len(homes._homes) == 1
+        homes.remember(Chain(keys_of(6)), caller=b"", prefill=None, decode=member, now_s=500.0)
+        assert len(homes) == 1
         node.engine.notify_cache([CacheRemoved(hashes=hashes(6)[2:])])
         await known(cluster, "decode-0", 2)
-        assert not homes._homes
+        assert len(homes) == 0
 
 
 async def test_an_emptied_cache_is_empty_for_the_scheduler_too() -> None:

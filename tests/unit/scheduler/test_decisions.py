@@ -226,7 +226,7 @@ def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
                         "load": candidate.load,
                         "transfer_s": candidate.transfer_s,
                         "inbound_s": candidate.inbound_s,
-                        "is_preferred": float(candidate.is_preferred),
+                        "is_preferred": candidate.preferred,
                     }
                 )
 

@@ -51,10 +51,10 @@ def test_columns_say_what_the_nodes_say(
         now_s=now_s,
     )
     table = Pools([node]).table
-    table[parts.HELD, 0] = held
+    table[parts.PREFILL_PER_S, 0], table[parts.HELD, 0] = 400.0, held
     asked = question.asked(role, full_s=0.5 if role is Role.PREFILL else inf)
     before = table[parts.LOAD, 0]
-    parts.fill_in(table, 0, 1, np.array([400.0]), asked)
+    parts.fill_in(table, 0, 1, np.empty(0), asked)
     is_prefill = role is Role.PREFILL
     output, longest = (1, 1) if is_prefill else (granted, max_tokens)
     column = table[:, 0]
@@ -79,10 +79,10 @@ def test_a_transfer_takes_whole_blocks_over_the_link_and_waits_for_what_is_behin
     node = make_node("decode-0", block_bytes=1000)
     node.lease(RequestId("x"), blocks=1, queued_tokens=0)
     node.expect(RequestId("x"), size_bytes=8000)
-    table, asked = Pools([node]).table, make_question().asked(Role.DECODE, full_s=inf)
-    table[parts.REMAINDER, 0] = 33
-    asked[parts.COMPUTED_S] = computed_s
-    parts.add_transfer(table, 0, 1, np.array([4000.0]), asked)
+    question = make_question(request=make_request(prompt_token_count=33))
+    table, asked = Pools([node]).table, question.asked(Role.DECODE, full_s=inf)
+    table[parts.PREFILL_PER_S, 0], asked[parts.COMPUTED_S] = 400.0, computed_s
+    parts.fill_in(table, 0, 1, np.array([4000.0]), asked)
     assert table[parts.TRANSFER_S, 0] == ceil(33 / 16) * 1000 / 4000
     assert table[parts.INBOUND_S, 0] == inbound_s
 
