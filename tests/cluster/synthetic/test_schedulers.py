@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import httpx
 import pytest
 
 from pdd.cli.scheduler import find_scheduler
 from pdd.daemon.cluster_admin import NotKnown
-from pdd.rpc.v1 import cluster_pb2
+from pdd.rpc.v1 import cluster_pb2, inference_pb2, inference_pb2_grpc
 from tests.vllm.cluster import Cluster, run_here, start_cluster, stop_cluster
 from tests.waiting import until
 
@@ -296,6 +297,49 @@ async def test_a_client_of_a_lost_scheduler_comes_back_to_another_one_and_misses
             assert_whole([stream], texts)
             first_s = stream.came_s[seen] - back_s
         print(f"{goes} lost after {seen} events, key {has_key}: told on after {first_s:.2f} s")
+
+
+async def test_a_grpc_client_of_a_lost_scheduler_resumes_at_another_one_and_misses_nothing(
+    group: Group,
+) -> None:
+    leader = await group.until_all_serve()
+    texts = await texts_of(group)
+    lost, other = (name for name in group.http if name != leader)
+    sampling = inference_pb2.SamplingParameters(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    request = inference_pb2.GenerateRequest(
+        text=PROMPTS[0], sampling=sampling, idempotency_key=f"grpc-{group.pid(lost)}"
+    )
+    text, token_count, request_id = "", 0, ""
+
+    async def listen_and_kill() -> None:
+        nonlocal text, token_count, request_id
+        async with grpc.aio.insecure_channel(address_of(group, lost)) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            async for response in stub.Generate(request, timeout=WAIT_S):
+                request_id = response.request_id
+                text += response.tokens.text
+                token_count += len(response.tokens.token_ids)
+                if token_count == 20:
+                    os.kill(group.pid(lost), signal.SIGKILL)
+
+    with pytest.raises(grpc.aio.AioRpcError):
+        await listen_and_kill()
+    assert 20 <= token_count < TOKENS
+    place = inference_pb2.ResumeFrom(request_id=request_id, next_token_index=token_count)
+    async with grpc.aio.insecure_channel(address_of(group, other)) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        resumed = inference_pb2.GenerateRequest(resume_from=place)
+        end = None
+        async for response in stub.Generate(resumed, timeout=WAIT_S):
+            assert response.request_id == request_id
+            if response.tokens.token_ids:
+                assert response.tokens.first_token_index == token_count, "none lost, none doubled"
+            text += response.tokens.text
+            token_count += len(response.tokens.token_ids)
+            end = response.end
+    assert (text, token_count) == (texts[PROMPTS[0]], TOKENS)
+    assert end is not None
+    assert end.usage.completion_tokens == TOKENS
 
 
 async def test_a_client_of_a_scheduler_that_stands_still_goes_on_elsewhere(group: Group) -> None:
