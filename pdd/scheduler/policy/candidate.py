@@ -9,15 +9,8 @@ from pdd.core.identity import NodeIdentity, NodeName, Role
 from pdd.core.requests import GenerateRequest
 from pdd.core.values import frozen
 from pdd.scheduler.nodes import Node
-from pdd.scheduler.policy.parts import (
-    COMPLETION_S,
-    LONG_BLOCKS,
-    PREFILL_PER_S,
-    UNPROMISED,
-    Column,
-    Table,
-    could_hold,
-)
+from pdd.scheduler.policy import parts
+from pdd.scheduler.policy.parts import Column, Table
 from pdd.scheduler.pools import Pool
 from pdd.scheduler.prefixes import NO_CHAIN, Chain
 
@@ -79,40 +72,86 @@ class Question:
 
 @dataclass(slots=True)
 class Candidate:
-    """One node, seen from one question, at its moment: the node goes on changing. In the order of
-    rows of ``policy.parts``.
-
-    ``cached_tokens``: prompt tokens that it is believed to hold. ``blocks``: lease that it would
-    take; ``claim``: what the longest output would need. ``completion_s``: predicted time until it
-    would have computed the rest, behind what it has to do already. ``transfer_s``: predicted time
-    for the blocks that would have to come over. ``inbound_s``: how long the link would still be
-    busy with other blocks when the prompt is computed. ``preferred``: 1 if an affinity points to
-    it, else 0. ``load``: 1 is full. ``growth_blocks``: what present leases may still grow by.
-    ``long_count``, ``long_blocks``: long requests there, and what they hold. ``prefill_per_s``:
-    prompt tokens that it computes.
-    """
+    """One node, seen from one question, at its moment: the node goes on changing. ``numbers``: its
+    column of the question's table."""
 
     node: Node
-    cached_tokens: int
-    remainder_tokens: int
-    blocks: int
-    claim: int
-    completion_s: float
-    transfer_s: float
-    inbound_s: float
-    preferred: float
-    load: float
-    unpromised_blocks: int
-    sequence_count: int
-    growth_blocks: int
-    long_count: int
-    long_blocks: int
-    prefill_per_s: float
+    numbers: list[float]
 
     @property
     def name(self) -> NodeName:
         """Of the node."""
         return self.node.name
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that it is believed to hold."""
+        return int(self.numbers[parts.CACHED])
+
+    @property
+    def remainder_tokens(self) -> int:
+        """Prompt tokens that it would have to compute."""
+        return int(self.numbers[parts.REMAINDER])
+
+    @property
+    def blocks(self) -> int:
+        """Lease that it would take."""
+        return int(self.numbers[parts.BLOCKS])
+
+    @property
+    def claim(self) -> int:
+        """What the longest output would need."""
+        return int(self.numbers[parts.CLAIM])
+
+    @property
+    def completion_s(self) -> float:
+        """Until it would have computed the rest, behind what it has to do already."""
+        return self.numbers[parts.COMPLETION_S]
+
+    @property
+    def transfer_s(self) -> float:
+        """Predicted time for the blocks that would have to come over."""
+        return self.numbers[parts.TRANSFER_S]
+
+    @property
+    def inbound_s(self) -> float:
+        """How long the link would still be busy with other blocks when the prompt is computed."""
+        return self.numbers[parts.INBOUND_S]
+
+    @property
+    def load(self) -> float:
+        """1 is full."""
+        return self.numbers[parts.LOAD]
+
+    @property
+    def unpromised_blocks(self) -> int:
+        """Blocks that are promised to nobody."""
+        return int(self.numbers[parts.UNPROMISED])
+
+    @property
+    def sequence_count(self) -> int:
+        """What runs or may run there."""
+        return int(self.numbers[parts.SEQUENCES])
+
+    @property
+    def growth_blocks(self) -> int:
+        """What present leases may still grow by."""
+        return int(self.numbers[parts.GROWTH])
+
+    @property
+    def long_count(self) -> int:
+        """Long requests there."""
+        return int(self.numbers[parts.LONG_COUNT])
+
+    @property
+    def long_blocks(self) -> int:
+        """What those hold."""
+        return int(self.numbers[parts.LONG_BLOCKS])
+
+    @property
+    def prefill_per_s(self) -> float:
+        """Prompt tokens that it computes."""
+        return self.numbers[parts.PREFILL_PER_S]
 
 
 class Candidates:
@@ -138,16 +177,9 @@ class Candidates:
     def could_hold(self) -> bool:
         """Whether one that the request need not avoid could run it, were that one empty."""
         first, count = self.pool.first, len(self)
-        return could_hold(self.table, first, count, self.asked)
+        return parts.could_hold(self.table, first, count, self.asked)
 
     def at(self, position: int) -> Candidate:
         """One of them."""
-        column = self.pool.first + position
-        row = self.table[: LONG_BLOCKS + 1, column].tolist()
-        numbers = (
-            *map(int, row[:COMPLETION_S]),
-            *row[COMPLETION_S:UNPROMISED],
-            *map(int, row[UNPROMISED:]),
-            self.table[PREFILL_PER_S, column].item(),
-        )
-        return Candidate(self.pool.nodes[position], *numbers)
+        column: list[float] = self.table[:, self.pool.first + position].tolist()
+        return Candidate(self.pool.nodes[position], column)

@@ -53,6 +53,7 @@ FORKS_NOT, FORKS_APART, FORKS_SHARED = range(3)
 # there to be sent. From LOWEST_LOAD on: of those that are left, by ``survey``.
 PROMPT, GRANTED, LONGEST, CHOICES, IS_LONG, NOW_S, FULL_S, COMPUTED_S = range(8)
 LOWEST_LOAD, QUICKEST_S, NEAREST_S = range(8, 11)
+ASKED_COUNT = 11
 
 # Limits: the thresholds of those names in PolicySettings.
 SPILL_ABOVE, HEADROOM_FRACTION, LARGE_FRACTION, LARGE_SHARE_FRACTION, INBOUND_FULL_S = range(5)

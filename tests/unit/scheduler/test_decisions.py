@@ -13,6 +13,7 @@ from pdd.scheduler.decision_record import Decision, DecisionRecord, Outcome, pac
 from pdd.scheduler.decisions import DecisionLog
 from pdd.scheduler.effects import Effect
 from pdd.scheduler.events import RequestArrived, RequestCancelled, Tick
+from pdd.scheduler.policy.parts import PREFERRED
 from pdd.scheduler.policy.place import Considered
 from tests.builders import Cluster, make_joined, make_request
 
@@ -226,7 +227,7 @@ def test_packed_and_unpacked_a_decision_tells_what_it_rested_on(
                         "load": candidate.load,
                         "transfer_s": candidate.transfer_s,
                         "inbound_s": candidate.inbound_s,
-                        "is_preferred": candidate.preferred,
+                        "is_preferred": candidate.numbers[PREFERRED],
                     }
                 )
 
