@@ -122,6 +122,11 @@ class Estimates:
             level.mean = self._any_handover.mean
         return level
 
+    @property
+    def any_handover_s(self) -> float:
+        """That time, between any two nodes."""
+        return max(self._any_handover.mean, 0.0)
+
     def observe_transfer(
         self,
         source: NodeName,

@@ -66,6 +66,7 @@ class Pools:
                 node.block_size,
                 node.block_bytes,
                 _FORKS[node.forking],
+                node.pulls,
             )
         self.prefill = Pool(prefills, first=0)
         self.decode = Pool(decodes, first=len(prefills))

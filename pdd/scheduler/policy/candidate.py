@@ -105,8 +105,9 @@ class Candidate:
 
     @property
     def completion_s(self) -> float:
-        """Until it would have computed the rest, behind what it has to do already."""
-        return self.numbers[parts.COMPLETION_S]
+        """Until it would have computed the rest, behind what it has to do already. It was chosen by
+        less, if it could pull some of that."""
+        return self.numbers[parts.COMPLETION_S] + self.numbers[parts.SAVED_S]
 
     @property
     def transfer_s(self) -> float:

@@ -4,7 +4,7 @@
     asked   (number,), what one request asks of the nodes of one role
     limits  (number,), the thresholds of the settings
 
-    fill_in: what the request would cost on each node                   ──► rows of the table
+    fill_in, count_pulls: what the request would cost on each node      ──► rows of the table
     choose: filters in their order, scorers with their weights          ──► what is told, the best
 
 A *filter* says of one node whether it drops it, a *scorer* how good it is from 0 to 1, 1 being the
@@ -38,12 +38,13 @@ CACHED, REMAINDER, BLOCKS, CLAIM, COMPLETION_S, TRANSFER_S, INBOUND_S, PREFERRED
 LOAD, UNPROMISED, SEQUENCES = range(8, 11)
 INPUT_COUNT = 11
 GROWTH, LONG_COUNT, LONG_BLOCKS, QUEUED, WORKED_UNTIL, INBOUND_BYTES = range(11, 17)
-USABLE, SEQUENCES_MAX, TOKENS_MAX, BLOCK_TOKENS, BLOCK_BYTES, FORKS = range(17, 23)
-PREFILL_PER_S, HELD, RESTS, MAY_TAKE = range(23, 27)
+USABLE, SEQUENCES_MAX, TOKENS_MAX, BLOCK_TOKENS, BLOCK_BYTES, FORKS, PULLS = range(17, 24)
+PREFILL_PER_S, HELD, RESTS, MAY_TAKE, SAVED_S = range(24, 29)
 """Prompt tokens that the node computes per second; leading blocks of the prompt that it is believed
 to hold; 1 where its engine has just failed the request; of the room that is kept there for another,
-how many blocks it may take."""
-ROW_COUNT = 27
+how many blocks it may take; what the time until the prompt is computed is less for what could be
+pulled."""
+ROW_COUNT = 29
 
 FORKS_NOT, FORKS_APART, FORKS_SHARED = range(3)
 """What several choices share on a node: it runs no several, nothing, the prompt's full blocks."""
@@ -111,6 +112,44 @@ def fill_in(table: Table, first: int, count: int, link_per_s: Column, asked: Col
         blocks = -(-table[REMAINDER, at] // table[BLOCK_TOKENS, at])
         table[TRANSFER_S, at] = blocks * table[BLOCK_BYTES, at] / per_s
         table[INBOUND_S, at] = max(table[INBOUND_BYTES, at] / per_s - asked[COMPUTED_S], 0.0)
+
+
+@compiled("int64(float64[:, ::1], int64, int64)")
+def most_held(table: Table, first: int, count: int) -> int:
+    """Which of ``count`` nodes holds most of the prompt, and would lend it; -1: none does."""
+    best, most = -1, 0.0
+    for at in range(first, first + count):
+        tokens = table[HELD, at] * table[BLOCK_TOKENS, at] if table[PULLS, at] > 0 else 0.0
+        if tokens > most:
+            best, most = at, tokens
+    return best
+
+
+@compiled("void(float64[:, ::1], int64, int64, float64[::1], float64[::1], float64, boolean)")
+def count_pulls(
+    table: Table,
+    first: int,
+    holder: int,
+    link_per_s: Column,
+    asked: Column,
+    round_trip_s: float,
+    always: bool,
+) -> None:
+    """Count what each node from ``first`` on lacks and ``holder`` holds as pulled, where that is
+    sooner than computing it, or ``always``. ``link_per_s``: bytes, from there to each of them.
+    ``round_trip_s``: what a pull takes besides."""
+    size = table[BLOCK_TOKENS, holder]
+    end = min(table[HELD, holder] * size, asked[PROMPT] - 1) // size * size
+    for number, per_s in enumerate(link_per_s):
+        at = first + number
+        missing = end - table[CACHED, at]
+        if missing < size or table[PULLS, at] == 0 or table[BLOCK_TOKENS, at] != size:
+            continue
+        pull_s = round_trip_s + -(-missing // size) * table[BLOCK_BYTES, at] / per_s
+        saved_s = missing / table[PREFILL_PER_S, at] - pull_s
+        if always or saved_s > 0.0:
+            table[SAVED_S, at] = saved_s
+            table[COMPLETION_S, at] -= saved_s
 
 
 # --- filters -----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from pdd.scheduler.policy.pull import (
 )
 from pdd.scheduler.pools import Nodes, Pools
 from pdd.scheduler.prefixes import KEY_SIZE_BYTES, Homes, Preference, PrefixDirectory, Trail
-from pdd.scheduler.settings import PathMode, SchedulerSettings
+from pdd.scheduler.settings import PathMode, PullMode, SchedulerSettings
 
 _REASON_COUNT_MAX = 3
 _NO_LINKS = np.empty(0)
@@ -124,6 +124,7 @@ class Policy:
         prefill_choice = None
         if not local_reason:
             candidates = self._candidates(Role.PREFILL, view)
+            self._count_pulls(candidates, pools)
             prefill_choice = self._prefill.choose(candidates, question, key=key)
             if prefill_choice.chosen is None:
                 failed = prefill_choice.emptied_by == "rested"
@@ -244,6 +245,24 @@ class Policy:
             asked[parts.COMPUTED_S] = source.completion_s
         parts.fill_in(table, pool.first, len(pool.names), link_per_s, asked)
         return Candidates(pool, table, asked)
+
+    def _count_pulls(self, candidates: Candidates, pools: Pools) -> None:
+        """Count of each prefill node what it could have sooner from the decode node that holds most
+        of the prompt, which is where the request is likely to go. What is pulled in the end is
+        decided when that is known."""
+        mode, decode, prefill = self._settings.path.pull, pools.decode, pools.prefill
+        holder = parts.most_held(candidates.table, decode.first, len(decode.names))
+        if holder < 0 or mode is PullMode.NEVER:
+            return
+        parts.count_pulls(
+            candidates.table,
+            prefill.first,
+            holder,
+            self._estimates.links_per_s(pools.names[holder], prefill.names),
+            candidates.asked,
+            self._estimates.any_handover_s,
+            mode is PullMode.ALWAYS,
+        )
 
     def _preference(self, role: Role, view: _View) -> tuple[Preference | None, NodeName | None]:
         """``(longest known prefix, node that is preferred)``.

@@ -19,7 +19,13 @@ from pdd.scheduler.events import (
 )
 from pdd.scheduler.policy.pull import PullInputs, decide_pull
 from pdd.scheduler.requests import Phase
-from pdd.scheduler.settings import EstimateSettings, PathMode, PathSettings, PullMode
+from pdd.scheduler.settings import (
+    EstimateSettings,
+    PathMode,
+    PathSettings,
+    PolicySettings,
+    PullMode,
+)
 from tests.builders import BLOCK_SIZE, Cluster, make_finish, make_joined, make_request
 
 P, D = NodeName("prefill-0"), NodeName("decode-0")
@@ -107,6 +113,66 @@ def test_a_node_that_cannot_is_asked_for_nothing(pulls: tuple[bool, bool]) -> No
     assert submits["decode"].pull is None
     (record,) = cluster.core.why(R1, now_s=cluster.now_s)
     assert record.path_inputs["pull_tokens"] == 0
+
+
+def two_prefill_nodes(*, pulls: bool = True, **path: Any) -> Cluster:
+    """One holds half of what the decode node holds and has 0.05 s to do, the other has nothing.
+
+    Computing: 0.05 + 0.064 s against 0.128. Pulling: 0.05 + 0.032 and the pull against 0.032 and a
+    longer pull.
+    """
+    first, later, decode = (
+        make_joined(name, pulls=pulls, block_bytes=BLOCK_BYTES)
+        for name in ("prefill-0", "prefill-1", "decode-0")
+    )
+    cluster = Cluster(
+        first,
+        decode,
+        directory=Directory(prefill_0=20, decode_0=30),
+        path=PathSettings(**{"mode": PathMode.DISAGGREGATED, "local_stall_s": 1e-6, **path}),
+        policy=PolicySettings(prefill_scorers={"completion": 1.0}),
+        estimates=EstimateSettings(prefill_tokens_per_s=5000.0, link_bytes_per_s=2e9),
+    )
+    cluster.step(RequestArrived(request=make_request("other", prompt_token_count=250)))
+    cluster.step(later)
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        ({}, "prefill-1"),
+        ({"pull": PullMode.ALWAYS}, "prefill-1"),
+        ({"pull": PullMode.NEVER}, "prefill-0"),
+        ({"pulls": False}, "prefill-0"),
+    ],
+)
+def test_the_prefill_node_is_chosen_by_what_it_could_pull(
+    changes: dict[str, Any], chosen: str
+) -> None:
+    cluster = two_prefill_nodes(**changes)
+    submits = ask(cluster)
+    assert submits["prefill"].node == chosen
+    (record,) = cluster.core.why(R1, now_s=cluster.now_s)
+    # What it saves counts once: the path is decided by what is pulled in the end.
+    remote_s = 0.032 + record.path_inputs["pull_s"] if chosen == "prefill-1" else 0.05 + 0.064
+    assert record.path_inputs["remote_s"] == pytest.approx(remote_s, abs=1e-3)
+
+
+def test_a_link_that_is_slower_than_computing_saves_nothing() -> None:
+    cluster = two_prefill_nodes()
+    for prefill in ("prefill-0", "prefill-1"):
+        cluster.core.estimates.observe_pull(
+            D,
+            NodeName(prefill),
+            size_bytes=BLOCK_BYTES,
+            pull_s=100.0,
+            is_complete=False,
+            now_s=cluster.now_s,
+        )
+    submits = ask(cluster)
+    assert submits["prefill"].node == P
+    assert submits["prefill"].pull is None
 
 
 def test_what_is_pulled_is_in_the_bill_and_teaches_the_link() -> None:
