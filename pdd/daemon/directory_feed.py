@@ -36,8 +36,10 @@ from pdd.scheduler.events import BlocksEvicted, CacheCleared
 
 log = structlog.get_logger(__name__)
 
-_INTERVAL_S = 0.02
-"""News of so long are applied together: an entry costs much more than a key in it."""
+_INTERVAL_S = 0.05
+"""News of so long are applied together: an entry costs some 180 us, however few keys are in it, and
+running streams alone fill enough blocks for one in every interval. A prompt that comes sooner than
+this after the blocks that it could use does not find them."""
 _PENDING_SIZE_BYTES_MAX = 65_536 * KEY_SIZE_BYTES
 """Of keys. At so many the entry is applied at once, in about 50 ms."""
 _LOOK_INTERVAL_S = 1.0

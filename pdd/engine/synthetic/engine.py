@@ -58,8 +58,8 @@ from pdd.transfer.pairing import RankConnection, RankLink
 
 log = structlog.get_logger(__name__)
 
-_READERS_AT_A_TIME = 256
-"""Fewer would share a message to their scheduler less well."""
+_READERS_AT_A_TIME = 512
+"""They share a message to their scheduler, which costs it 0.45 ms whatever is in it."""
 
 _CENSUS_INTERVAL_S = 1.0
 
