@@ -41,9 +41,7 @@ def arrivals_of(clocks):
 
 
 def stamp(at_ns):
-    return [
-        (socket.SOL_SOCKET, SO_TIMESTAMPNS, struct.pack("@ll", *divmod(at_ns, 1_000_000_000)))
-    ]
+    return [(socket.SOL_SOCKET, SO_TIMESTAMPNS, struct.pack("@ll", *divmod(at_ns, 1_000_000_000)))]
 
 
 def test_a_stamp_of_the_time_of_day_is_told_on_the_monotonic_clock():
