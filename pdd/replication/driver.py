@@ -55,6 +55,8 @@ SNAPSHOT_EVERY_ENTRIES = 50_000
 SNAPSHOT_EVERY_BYTES = 64 * 1024 * 1024
 KEEP_ENTRIES = 10_000
 KEEP_BYTES = 16 * 1024 * 1024
+GATHER_S = 0.002
+"""About a commit on one rack."""
 
 
 class DivergenceError(PddError):
@@ -82,6 +84,9 @@ class DriverSettings:
     """Kept behind a snapshot, for followers that lag a little, ..."""
     keep_bytes: int = KEEP_BYTES
     """... if they are not more than this."""
+    gather_s: float = GATHER_S
+    """While a leader's entries are on their way to a majority, what comes next waits for them, at
+    most so long, and travels together: a batch costs as much as some fifty entries in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +160,8 @@ class Driver:
         self._snapshot_waiters: list[tuple[int, asyncio.Future[int]]] = []
         """(least index wanted, waiter). Bounded by the callers of `take_snapshot`."""
         self._is_tick_due = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._has_gathered = False
         self._stopping = False
         self._longest_pause_s = 0.0
         self._ticks = Ticks(tick_s=settings.tick_s, now_s=clock())
@@ -252,6 +259,7 @@ class Driver:
                 await self._turn()
         finally:
             self._timer.cancel()
+            self._end_gathering()
             if self._snapshot_task is not None:
                 self._snapshot_task.cancel()
             # Waits for a write under way, so that nobody closes the file below it.
@@ -294,15 +302,37 @@ class Driver:
         if self._is_tick_due:
             self._is_tick_due = False
             self._core.tick()
-        submissions = self._inbox.take_submissions()
-        if not submissions:
+        if not self._inbox.submission_count or self._gathers():
             return
+        submissions = self._inbox.take_submissions()
         stamp_ms = self._wall_clock_ms()
         for submission in submissions:
             if isinstance(submission, CommandSubmission):
                 self._propose(submission, stamp_ms)
             else:
                 self._read(submission)
+
+    def _gathers(self) -> bool:
+        """Whether what clients have submitted waits; see `DriverSettings.gather_s`."""
+        raft_log = self._core.state.log
+        is_under_way = self._core.state.is_leader and raft_log.commit_index < raft_log.last_index
+        if is_under_way and not self._has_gathered:
+            if self._gathering is None:
+                loop = asyncio.get_running_loop()
+                self._gathering = loop.call_later(self._settings.gather_s, self._on_gathered)
+            return True
+        self._end_gathering()
+        return False
+
+    def _on_gathered(self) -> None:
+        self._has_gathered = True
+        self._wake.set()
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._has_gathered = False
 
     def _propose(self, submission: CommandSubmission, stamp_ms: int) -> None:
         data = encode_command(

@@ -47,6 +47,11 @@ class Inbox:
         self._submission_bytes += size_bytes
         return True
 
+    @property
+    def submission_count(self) -> int:
+        """What `take_submissions` would return."""
+        return len(self._submissions)
+
     def take_messages(self) -> list[Message]:
         messages, self._messages = self._messages, []
         self._message_bytes = 0

@@ -22,6 +22,9 @@ from pdd.tls.security import PLAIN, Security
 
 BATCH_MAX = 1024
 """Submissions in one write."""
+GATHER_S = 0.002
+"""While nothing was answered since the last write, what is asked next waits for an answer, at most
+so long, and is sent together: a message costs as much as ten or twenty submissions in it."""
 
 
 Outcome = asyncio.Future[pb.SubmissionOutcome]
@@ -35,6 +38,9 @@ class _Stream:
     timer: asyncio.TimerHandle | None = None
     timer_s: float = inf
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something has come since the last write."""
+    has_written: bool = False
     task: asyncio.Task[None] | None = None
     is_over: bool = False
 
@@ -95,6 +101,7 @@ class ReplicaLink:
         reason = "the stream ended"
         try:
             async for response in call:
+                stream.answered.set()
                 for outcome in response.outcomes:
                     future, _ = stream.waiting.pop(outcome.submission_id, _NOBODY)
                     if future is not None and not future.done():
@@ -141,12 +148,22 @@ def _give_up(stream: _Stream) -> None:
         _set_timer(stream, next_s)
 
 
+async def _gather(stream: _Stream) -> None:
+    try:
+        async with asyncio.timeout(GATHER_S):
+            await stream.answered.wait()
+    except TimeoutError:
+        return
+
+
 async def _write(call: grpc.aio.StreamStreamCall, stream: _Stream) -> None:
     try:
         while True:
             await stream.has_news.wait()
             stream.has_news.clear()
             while stream.unsent:
+                if stream.has_written and not stream.answered.is_set():
+                    await _gather(stream)
                 request = pb.SubmitRequest()
                 for number, submission in islice(stream.unsent.items(), BATCH_MAX):
                     numbered = request.submissions.add()
@@ -154,6 +171,9 @@ async def _write(call: grpc.aio.StreamStreamCall, stream: _Stream) -> None:
                     numbered.submission_id = number
                 for numbered in request.submissions:
                     del stream.unsent[numbered.submission_id]
-                await call.write(request)
+                if request.submissions:  # else they were given up meanwhile
+                    stream.has_written = True
+                    stream.answered.clear()
+                    await call.write(request)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reading side hears the same and says so

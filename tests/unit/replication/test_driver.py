@@ -107,7 +107,7 @@ class Asker:
 class Bench:
     """One driver under test."""
 
-    def __init__(self, directory: Path, *, voters: tuple[NodeId, ...], **settings: int) -> None:
+    def __init__(self, directory: Path, *, voters: tuple[NodeId, ...], **settings: float) -> None:
         config = RaftConfig(node=A, voters=voters, cluster_id="one", election_ticks=3)
         storage, restart = open_storage(OsFileSystem(directory), config, may_create=True)
         self.storage = WatchedStorage(storage)
@@ -225,6 +225,67 @@ async def test_commands_that_arrive_during_a_sync_share_the_next_one(tmp_path: P
         for asker in (first, *rest):
             assert (await asker.wait()).kind is OutcomeKind.OK
         assert bench.storage.sync_count - before == 2
+
+
+class HeldFollowers:
+    """Followers that keep their answers to appends until they may say them."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.kept: list[Message] = []
+        self.may_answer = True
+        bench.network.on_send = self.on_send
+
+    def on_send(self, message: Message) -> None:
+        if isinstance(message, AppendRequest) and not self.may_answer:
+            self.kept.append(message)
+        else:
+            self._bench.follow_along(message)
+
+    def with_entries(self) -> list[Message]:
+        return [one for one in self.kept if isinstance(one, AppendRequest) and one.entries]
+
+    def answer(self) -> None:
+        self.may_answer = True
+        kept, self.kept = self.kept, []
+        for message in kept:
+            self._bench.follow_along(message)
+
+
+async def test_what_comes_while_entries_are_on_their_way_travels_together(tmp_path: Path) -> None:
+    async with running(Bench(tmp_path, voters=(A, B, C), gather_s=WAIT_S)) as bench:
+        followers = HeldFollowers(bench)
+        await bench.until_leader()
+        await bench.command(0).wait()
+        followers.may_answer = False
+        own_syncs = bench.storage.sync_count + 1
+        first = bench.command(1, encode_add("k", 1))
+        await bench.until(lambda: len(followers.with_entries()) == 2)
+        await bench.until(lambda: bench.storage.sync_count == own_syncs)
+        last_index = bench.core.state.log.last_index
+        rest = [bench.command(0, session=f"s{n}") for n in range(5)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert bench.core.state.log.last_index == last_index
+        followers.answer()
+        for asker in (first, *rest):
+            assert (await asker.wait()).kind is OutcomeKind.OK
+        assert bench.storage.sync_count - own_syncs == 1
+
+
+async def test_nobody_waits_for_a_majority_that_does_not_answer(tmp_path: Path) -> None:
+    async with running(Bench(tmp_path, voters=(A, B, C), gather_s=0.001)) as bench:
+        followers = HeldFollowers(bench)
+        await bench.until_leader()
+        await bench.command(0).wait()
+        followers.may_answer = False
+        asked = []
+        for number in (1, 2, 3):
+            asked.append(bench.command(0, session=f"s{number}"))
+            await bench.until(lambda: len(followers.with_entries()) == 2 * len(asked))
+        followers.answer()
+        for asker in asked:
+            assert (await asker.wait()).kind is OutcomeKind.OK
 
 
 async def test_a_follower_acknowledges_only_what_is_synced(tmp_path: Path) -> None:

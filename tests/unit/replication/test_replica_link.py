@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
+
+from pdd.replication import replica_link
 from pdd.replication.replica_link import ReplicaLink
 from pdd.rpc.v1 import raft_pb2 as pb
 from pdd.tls.security import PlainSecurity
@@ -71,3 +74,71 @@ async def test_what_was_asked_again_elsewhere_is_no_answer_to_somebody_else() ->
     assert frozen.asked == [b"mine", b"third"], "nobody waits for what was given up unsent"
     for link in (first_link, second_link):
         await link.close()
+
+
+class SlowReplica(Replica):
+    """Answers what it has been asked when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[list[bytes]] = []
+        self.unanswered: list[pb.Submission] = []
+
+    async def write(self, request: pb.SubmitRequest) -> None:
+        self.written.append([one.query for one in request.submissions])
+        self.unanswered += request.submissions
+        self.is_written_to.set()
+
+    def answer(self) -> None:
+        outcomes = [
+            pb.SubmissionOutcome(
+                submission_id=one.submission_id, kind=pb.OUTCOME_KIND_OK, result=one.query
+            )
+            for one in self.unanswered
+        ]
+        self.unanswered.clear()
+        self._answers.put_nowait(pb.SubmitResponse(outcomes=outcomes))
+
+    async def until_written(self) -> None:
+        await asyncio.wait_for(self.is_written_to.wait(), WAIT_S)
+        self.is_written_to.clear()
+
+
+async def test_what_is_asked_while_an_answer_is_due_travels_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_link, "GATHER_S", WAIT_S)
+    slow = SlowReplica()
+    link = ReplicaLink("a", security=slow)
+
+    def ask(query: bytes) -> asyncio.Task[pb.SubmissionOutcome]:
+        return asyncio.create_task(link.ask(pb.Submission(query=query), timeout_s=WAIT_S))
+
+    asked = [ask(b"first")]
+    await slow.until_written()
+    for query in (b"second", b"third"):
+        asked.append(ask(query))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert slow.written == [[b"first"]]
+    slow.answer()
+    await slow.until_written()
+    assert slow.written == [[b"first"], [b"second", b"third"]]
+    slow.answer()
+    results = [(await one).result for one in asked]
+    assert results == [b"first", b"second", b"third"]
+    await link.close()
+
+
+async def test_who_waits_for_no_answer_is_sent_all_the_same() -> None:
+    slow = SlowReplica()
+    link = ReplicaLink("a", security=slow)
+    asked = []
+    for query in (b"first", b"second"):
+        submission = pb.Submission(query=query)
+        asked.append(asyncio.create_task(link.ask(submission, timeout_s=WAIT_S)))
+        await slow.until_written()
+    assert slow.written == [[b"first"], [b"second"]]
+    slow.answer()
+    assert [(await one).result for one in asked] == [b"first", b"second"]
+    await link.close()
