@@ -1,9 +1,13 @@
 """Long prompts beside short ones on real engines: who is answered before whom, and rightly."""
 
+import json
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
-from tests.vllm.cluster import Cluster
+import httpx
+
+from tests.vllm.cluster import Cluster, run_here
 from tests.waiting import wait_until
 
 LONG_COUNT, LONG_TOKENS = 5, 1400
@@ -56,3 +60,30 @@ def test_short_prompts_do_not_wait_for_long_ones_that_came_before_them(pair: Clu
     assert abs(first_logprob(alone) - first_logprob(answers[0])) < LOGPROB_TOLERANCE
     gauges = pair.wait_until_idle(within_s=10.0)
     wait_until(lambda: pair.node_gauges()[HELD] == 0, lambda: f"nobody to be held: {gauges}")
+
+
+def test_more_long_prompts_than_a_decode_node_has_sequences_leave_short_ones_room(
+    pair: Cluster,
+) -> None:
+    """Those that wait for their turn wait at the scheduler: counted by decisions, not by time."""
+    for index in range(2):  # that the scheduler knows how fast they are computed here
+        ask(pair, prompt_of(200 + index, LONG_TOKENS), [], f"known {index}")
+    with ExitStack() as streams:
+        for index in range(12):
+            body = {
+                "prompt": prompt_of(210 + index, LONG_TOKENS),
+                "max_tokens": 3,
+                "stream": True,
+                "cache_salt": f"many {index}",
+            }
+            url = f"{pair.http}/v1/completions"
+            streams.enter_context(httpx.stream("POST", url, json=body, timeout=240.0))
+        for index in range(SHORT_COUNT):
+            body = {"prompt": prompt_of(230 + index, SHORT_TOKENS), "max_tokens": 2}
+            answer = pair.post("/v1/completions", body)
+            assert answer.status_code == 200, answer.text
+            request_id = answer.headers["x-pdd-request-id"]
+            told = run_here("why", request_id, "-o", "json", "--state-dir", str(pair.state_dir))
+            assert [one["outcome"] for one in json.loads(told.stdout)] == ["placed"], told.stdout
+        assert pair.node_gauges()[HELD] < 8
+    pair.wait_until_idle(within_s=60.0)

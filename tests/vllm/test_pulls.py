@@ -1,0 +1,38 @@
+"""Prefill nodes that pull prefixes while clients leave and rewrite what was said: no wrong text."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vllm.cluster import Cluster, run_cli
+from tests.vllm.pull_turns import SETTINGS, PullTurns, difference, pulls_of
+
+TURNS = 6
+"""Of each of the four conversations."""
+
+
+@pytest.fixture(scope="module")
+def pulling(pair: Cluster) -> Iterator[Cluster]:
+    state_dir = str(pair.state_dir)
+    for key, value in SETTINGS.items():
+        done = run_cli("config", "set", key, value, "--state-dir", state_dir)
+        assert done.returncode == 0, done.stderr
+    yield pair
+    for key in SETTINGS:
+        done = run_cli("config", "unset", key, "--state-dir", state_dir)
+        assert done.returncode == 0, done.stderr
+
+
+def test_random_turns_and_clients_that_leave_never_show_a_wrong_text(pulling: Cluster) -> None:
+    seed = 20261130
+    turns = PullTurns(pulling, seed=seed)
+    turns.run(turns=TURNS)
+    print(f"seed {seed}: {dict(turns.counts)}, {pulls_of(pulling)}")
+    assert turns.faults == []
+    assert turns.counts["pulls"] > 0
+    assert min(turns.counts[kind] for kind in ("rewrites", "leaves", "deletes")) > 0
+    # The comparison sees another prompt's answer.
+    first, others = turns.compared[0], turns.compared[1:]
+    seen = sum(bool(difference(first.answer, other.plain)) for other in others)
+    assert seen >= len(others) - 1
+    pulling.wait_until_idle(within_s=30.0)
