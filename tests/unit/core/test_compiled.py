@@ -87,6 +87,19 @@ def test_machine_code_is_kept_beside_the_source_and_found_there(tmp_path):
     assert [path.stat().st_mtime_ns for path in kept] == written_ns
 
 
+def test_another_version_of_the_file_has_entries_of_its_own(tmp_path):
+    """Two processes that start at once write an index before the code: under one name, the code
+    could be the old one."""
+    (tmp_path / "first.py").write_text(MODULE)
+    assert run(tmp_path, "first")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "__pycache__").glob("*.nb?")}
+    (tmp_path / "first.py").write_text(MODULE.replace("2 *", "3 *"))
+    assert run(tmp_path, "first") == (0, "18 18\n", "")
+    after = {path: path.read_bytes() for path in (tmp_path / "__pycache__").glob("*.nb?")}
+    assert len(after) == 8
+    assert before.items() <= after.items()
+
+
 def test_where_no_folder_can_be_written_it_compiles_and_says_once_what_to_do(tmp_path):
     (tmp_path / "first.py").write_text(MODULE)
     (tmp_path / "__pycache__").write_text("a file, so that nobody can make the folder")
