@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from struct import Struct
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from pdd.scheduler.policy import parts
 from pdd.scheduler.policy.parts import Column, Table
 from pdd.scheduler.pools import Pool
 from pdd.scheduler.prefixes import NO_CHAIN, Chain
+
+_ASKED = Struct(f"{parts.ASKED_COUNT}d")
 
 
 @frozen
@@ -64,10 +67,10 @@ class Question:
         granted, longest = self.granted_output_tokens, self.request.sampling.max_tokens
         if role is Role.PREFILL:
             granted = longest = 1
-        rest = (0.0, 0.0, 0.0, 0.0)
-        return np.array(
-            (prompt, granted, longest, choices, self.is_long, self.now_s, full_s, *rest)
-        )
+        numbers = (prompt, granted, longest, choices, self.is_long, self.now_s, full_s)
+        asked = np.empty(parts.ASKED_COUNT)
+        _ASKED.pack_into(asked.data, 0, *numbers, 0.0, 0.0, 0.0, 0.0)
+        return asked
 
 
 @dataclass(slots=True)
