@@ -67,9 +67,14 @@ class TokenBucket:
         self._level = min(self._level - tokens, float(self.per_minute))
 
     def change(self, per_minute: int, now_s: float) -> None:
-        """Another limit; what was used of the former minute stays used."""
+        """Another limit. Raised: what was used of the former minute stays used. Lowered: as large a
+        part of the minute as before is left or owed, for tokens of a larger minute would take
+        hours, or days, to come back."""
         self._fill(now_s)
-        self._level += per_minute - self.per_minute
+        if per_minute >= self.per_minute:
+            self._level += per_minute - self.per_minute
+        else:
+            self._level *= per_minute / self.per_minute
         self.per_minute = per_minute
 
     def _fill(self, now_s: float) -> None:

@@ -224,6 +224,29 @@ def test_a_raised_quota_counts_at_once_and_what_was_used_stays_used() -> None:
     assert refusal(arrive(cluster, "r3")) is None
 
 
+def test_a_lowered_quota_makes_nobody_wait_longer_than_the_minute_that_it_had_used() -> None:
+    cluster = cluster_of(6_000_000)
+    arrive(cluster, "r1")
+    limit(cluster, 60)
+    assert refusal(arrive(cluster, "r2")) is None, "of the former minute next to nothing was used"
+    bucket = TokenBucket(6_000_000, now_s=0.0)
+    bucket.take(6_000_000)
+    bucket.change(60, 0.0)
+    assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(60, 0.0) == pytest.approx(60.0)
+    bucket.take(60)
+    bucket.change(30, 0.0)
+    assert bucket.left(0.0) == pytest.approx(-30), "a debt of a minute stays one of a minute"
+
+
+def test_a_quota_that_was_none_at_all_begins_with_a_full_minute() -> None:
+    bucket = TokenBucket(60, now_s=0.0)
+    bucket.take(90)
+    bucket.change(0, 0.0)
+    bucket.change(60, 0.0)
+    assert bucket.wait_s(60, 0.0) == 0.0
+
+
 def test_what_runs_when_a_quota_comes_is_not_counted() -> None:
     cluster = Cluster("prefill-0", "decode-0")
     arrive(cluster, "r1")
