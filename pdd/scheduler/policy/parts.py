@@ -64,7 +64,7 @@ COMPLETION, AFFINITY, PREFIX, FREE_KV, RUNNING, LINK = range(6)
 
 _FLOOR_S = 0.001
 """Times below a millisecond are as good as equal."""
-_EQUAL = 1e-9
+EQUAL = 1e-9
 """Sums that differ by less are equal."""
 _FILTER = "boolean(float64[:, ::1], int64, float64[::1], float64[::1])"
 _SCORER = "float64(float64[:, ::1], int64, float64[::1], float64[::1])"
@@ -380,7 +380,7 @@ def choose(
             best = number
     if best >= 0:
         for number in range(len(sums)):
-            equals += sums[number] >= sums[best] - _EQUAL
+            equals += sums[number] >= sums[best] - EQUAL
     return best, equals, left, last, faulty
 
 

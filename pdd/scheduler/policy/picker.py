@@ -11,15 +11,13 @@ import numpy as np
 import xxhash
 
 from pdd.core.identity import NodeName
-from pdd.scheduler.policy.parts import Column
-
-_EQUAL = 1e-9
+from pdd.scheduler.policy.parts import EQUAL, Column
 
 
 def pick(names: Sequence[NodeName], scores: Column, *, key: bytes) -> int:
     """Index of the winner. At least one name; ``key`` is what belongs together."""
     best = int(scores.argmax())
-    are_equal = scores >= scores[best] - _EQUAL
+    are_equal = scores >= scores[best] - EQUAL
     if np.count_nonzero(are_equal) == 1:
         return best
     equals = are_equal.nonzero()[0].tolist()
