@@ -1,5 +1,8 @@
 """Protobuf messages to core values and back. Pure; every field of a value is carried."""
 
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+
 from pdd.core.frames import (
     EngineFacts,
     Finish,
@@ -12,6 +15,16 @@ from pdd.core.identity import NodeIdentity, NodeName, RequestId
 from pdd.core.requests import GenerateRequest
 from pdd.core.sampling import Grammar, Sampling
 from pdd.rpc.v1 import cluster_pb2, inference_pb2
+
+Said = tuple[Frame, int]
+"""A frame, and the generation of the submit that it belongs to."""
+
+TokenRow = tuple[RequestId, int, int, int, int, str, int]
+"""Request id, generation, index of the token, token id, text offset, text, index of the choice."""
+
+_ROW_COUNT_MAX = 2048
+"""Rows of one message. A row has at most as much text as a stop string may hold back, so that it
+stays below ``MESSAGE_BYTES_MAX``."""
 
 
 def identity_to_proto(identity: NodeIdentity) -> cluster_pb2.NodeIdentity:
@@ -128,6 +141,68 @@ def frame_from_proto(message: cluster_pb2.TokenFrame) -> Frame:
         logprobs=tuple(map(logprobs_from_proto, tokens.logprobs)),
         finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
         choice_index=message.choice_index,
+    )
+
+
+def messages_of(
+    said: Iterable[cluster_pb2.NodeMessage | Said],
+) -> Iterator[cluster_pb2.NodeMessage]:
+    """What a node says, in order. Neighbouring frames of one token share columns, which are filled
+    in one go here: made one by one and merged they cost several times as much."""
+    rows: list[Said] = []
+    for one in said:
+        is_row = isinstance(one, tuple) and _is_row(one[0])
+        if rows and (not is_row or len(rows) >= _ROW_COUNT_MAX):
+            yield _columns(rows)
+            rows = []
+        if isinstance(one, cluster_pb2.NodeMessage):
+            yield one
+        elif is_row:
+            rows.append(one)
+        else:
+            frame, generation = one
+            yield cluster_pb2.NodeMessage(
+                frames=cluster_pb2.FrameBatch(frames=[frame_to_proto(frame, generation=generation)])
+            )
+    if rows:
+        yield _columns(rows)
+
+
+def _is_row(frame: Frame) -> bool:
+    return len(frame.token_ids) == 1 and not frame.logprobs and frame.finish is None
+
+
+def _columns(rows: list[Said]) -> cluster_pb2.NodeMessage:
+    choices = [frame.choice_index for frame, _ in rows]
+    return cluster_pb2.NodeMessage(
+        tokens=cluster_pb2.TokenColumns(
+            request_ids=[frame.request_id for frame, _ in rows],
+            generations=[generation for _, generation in rows],
+            token_indexes=[frame.first_token_index for frame, _ in rows],
+            token_ids=[frame.token_ids[0] for frame, _ in rows],
+            text_offsets=[frame.text_offset for frame, _ in rows],
+            texts=[frame.text for frame, _ in rows],
+            choice_indexes=choices if any(choices) else (),
+        )
+    )
+
+
+def rows_from_columns(columns: cluster_pb2.TokenColumns) -> Iterator[TokenRow]:
+    """The rows, in order.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+    # Slices are copied in one go; iterating over the columns themselves is slower.
+    return zip(
+        columns.request_ids[:],
+        columns.generations[:],
+        columns.token_indexes[:],
+        columns.token_ids[:],
+        columns.text_offsets[:],
+        columns.texts[:],
+        columns.choice_indexes[:] or repeat(0, len(columns.request_ids)),
+        strict=True,
     )
 
 

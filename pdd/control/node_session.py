@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from pdd.control.convert import identity_to_proto
 from pdd.control.outbox import Outbox
-from pdd.control.token_columns import ColumnReader
 from pdd.core.identity import NodeIdentity
 from pdd.rpc.v1 import cluster_pb2
 
@@ -17,7 +16,6 @@ class NodeSession:
         self.identity = identity
         self.hello = hello
         self.outbox: Outbox[cluster_pb2.SchedulerMessage] = Outbox()
-        self.columns = ColumnReader()
         self.closed = asyncio.Event()
         self.close_reason = ""
 

@@ -7,8 +7,8 @@ import grpc
 import structlog
 
 from pdd.control.both_ways import first_end
+from pdd.control.convert import Said, messages_of
 from pdd.control.outbox import Outbox, OutboxOverflow, coalesce
-from pdd.control.token_columns import ColumnWriter, Said
 from pdd.control.versions import CHANNEL_OPTIONS
 from pdd.core.frames import Frame
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
@@ -146,9 +146,7 @@ class SchedulerLink:
             self._handler.scheduler_said(self, message)
 
     async def _write(self, call: Any) -> None:
-        columns = ColumnWriter()
         while True:
             # One message per engine step.
-            said = columns.messages(await self._outbox.take())
-            for message in coalesce(said, kinds=("frames",)):
+            for message in coalesce(messages_of(await self._outbox.take()), kinds=("frames",)):
                 await call.write(message)

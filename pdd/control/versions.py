@@ -7,8 +7,7 @@ these: it is never older than its nodes. 3, nodes tell what their prefix caches 
 (``CachePosition``, ``CacheDelta``, ``CacheSnapshotPart``; ``AskCacheSnapshot``). Also 3: a node
 holds what a lost scheduler had asked for (``Submit.resume``) and gives it to the one that takes
 over (``HeldRequests``, ``Claim``). A scheduler claims from those only that have told it something,
-and an older node ignores the rest. And whose tokens columns hold is told once while the same
-sequences run (``TokenColumns.same_rows``).
+and an older node ignores the rest.
 """
 
 PROTOCOL_VERSION = 3

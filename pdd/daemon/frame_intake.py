@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from pdd.control.convert import frame_from_proto
+from pdd.control.convert import frame_from_proto, rows_from_columns
 from pdd.control.node_session import NodeSession
 from pdd.core.frames import Frame, token_frame
 from pdd.core.identity import NodeName, RequestId
@@ -53,7 +53,7 @@ class FrameIntake:
         """One engine step of a node. What is done here, every token of the cluster pays for."""
         node = session.identity.name
         requests, streams, decoding = self._core.requests, self._streams, Phase.DECODING
-        for row in session.columns.rows(columns):
+        for row in rows_from_columns(columns):
             request_id, generation, index, token_id, offset, text, choice = row
             request = requests.get(request_id)
             stream = streams.get(request_id)

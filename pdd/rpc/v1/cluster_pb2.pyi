@@ -225,7 +225,7 @@ class FrameBatch(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[TokenFrame, _Mapping]]] = ...) -> None: ...
 
 class TokenColumns(_message.Message):
-    __slots__ = ("request_ids", "generations", "token_indexes", "token_ids", "text_offsets", "texts", "choice_indexes", "same_rows")
+    __slots__ = ("request_ids", "generations", "token_indexes", "token_ids", "text_offsets", "texts", "choice_indexes")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_INDEXES_FIELD_NUMBER: _ClassVar[int]
@@ -233,7 +233,6 @@ class TokenColumns(_message.Message):
     TEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_INDEXES_FIELD_NUMBER: _ClassVar[int]
-    SAME_ROWS_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     generations: _containers.RepeatedScalarFieldContainer[int]
     token_indexes: _containers.RepeatedScalarFieldContainer[int]
@@ -241,8 +240,7 @@ class TokenColumns(_message.Message):
     text_offsets: _containers.RepeatedScalarFieldContainer[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     choice_indexes: _containers.RepeatedScalarFieldContainer[int]
-    same_rows: bool
-    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., generations: _Optional[_Iterable[int]] = ..., token_indexes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text_offsets: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., choice_indexes: _Optional[_Iterable[int]] = ..., same_rows: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., generations: _Optional[_Iterable[int]] = ..., token_indexes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text_offsets: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., choice_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenFrame(_message.Message):
     __slots__ = ("request_id", "generation", "tokens", "finish", "choice_index")

@@ -1,18 +1,24 @@
 """Every field of a value survives the way through protobuf, whatever the value."""
 
 import dataclasses
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdd.control import convert
 from pdd.control.convert import (
     frame_from_proto,
     frame_to_proto,
     identity_from_proto,
     identity_to_proto,
+    messages_of,
+    rows_from_columns,
     sampling_from_submit,
     sampling_to_proto,
 )
+from pdd.control.outbox import coalesce
 from pdd.core.frames import (
     EngineFacts,
     Finish,
@@ -20,6 +26,7 @@ from pdd.core.frames import (
     Frame,
     Logprob,
     TokenLogprobs,
+    token_frame,
 )
 from pdd.core.identity import NodeIdentity, RequestId
 from pdd.core.sampling import Grammar, Sampling
@@ -118,6 +125,31 @@ def test_frames(frame: Frame, generation: int) -> None:
     )
     assert message.generation == generation
     assert frame_from_proto(message) == frame
+
+
+@given(st.lists(st.tuples(frames, counts), max_size=6), st.integers(1, 3))
+def test_what_a_node_says_in_one_step(said: list[tuple[Frame, int]], row_count_max: int) -> None:
+    """Columns and messages together carry every frame, in order among their neighbours."""
+    heard: list[tuple[int, Frame]] = []
+    with patch.object(convert, "_ROW_COUNT_MAX", row_count_max):
+        messages = list(messages_of(said))
+    for merged in coalesce(messages, kinds=("frames",)):
+        message = cluster_pb2.NodeMessage.FromString(merged.SerializeToString())
+        if message.WhichOneof("message") == "tokens":
+            assert 1 <= len(message.tokens.request_ids) <= row_count_max
+            heard += [
+                (generation, token_frame(request_id, *row))
+                for request_id, generation, *row in rows_from_columns(message.tokens)
+            ]
+        else:
+            heard += [(one.generation, frame_from_proto(one)) for one in message.frames.frames]
+    assert heard == [(generation, frame) for frame, generation in said]
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    columns = cluster_pb2.TokenColumns(request_ids=["a", "b"], generations=[0])
+    with pytest.raises(ValueError, match="shorter"):
+        list(rows_from_columns(columns))
 
 
 @given(st.builds(NodeIdentity, name=texts, uuid=texts, boot_epoch=st.integers(0, 2**63 - 1)))
