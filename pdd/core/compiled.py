@@ -47,8 +47,9 @@ import numba
 P = ParamSpec("P")
 R = TypeVar("R")
 _NO_CACHE = (RuntimeError, OSError, EOFError, pickle.UnpicklingError)
-"""What numba raises where no folder can be written (RuntimeError), the disk is full, or an entry is
-cut short or none of its own. Faults of the function itself are `numba.core.errors.NumbaError`."""
+"""What is raised where no folder can be written (RuntimeError), the disk is full, there is no
+source file (OSError), or an entry is cut short or none of its own. Faults of the function itself
+are `numba.core.errors.NumbaError`."""
 
 
 class Compiled(Protocol[P, R]):
@@ -72,8 +73,8 @@ def compiled(*signatures: str) -> Callable[[Callable[P, R]], Compiled[P, R]]:
 
     def compile_now(function: Callable[P, R]) -> Compiled[P, R]:
         _check_calls(function)
-        function.__qualname__ += f"_{_version_of(function):08x}"
         try:
+            function.__qualname__ += f"_{_version_of(function):08x}"
             return _compile(function, signatures, cache=True)
         except _NO_CACHE as error:
             _warn_once(error)

@@ -110,6 +110,14 @@ def test_where_no_folder_can_be_written_it_compiles_and_says_once_what_to_do(tmp
     assert "set NUMBA_CACHE_DIR to a folder" in err
 
 
+def test_a_function_without_a_source_file_is_compiled_and_not_kept(monkeypatch):
+    monkeypatch.setattr("pdd.core.compiled._warned", [])
+    scope = {}
+    exec("def twice(value): return 2 * value", scope)
+    with pytest.warns(RuntimeWarning, match="cannot be kept"):
+        assert compiled("int64(int64)")(scope["twice"])(4) == 8
+
+
 def test_a_cache_that_a_power_failure_has_cut_short_does_not_stop_the_start(tmp_path):
     (tmp_path / "first.py").write_text(MODULE)
     assert run(tmp_path, "first")[0] == 0
