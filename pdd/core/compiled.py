@@ -35,7 +35,6 @@ beyond the array is not noticed but reads whatever is there.
 """
 
 import inspect
-import pickle
 import warnings
 import zlib
 from collections.abc import Callable
@@ -43,13 +42,10 @@ from typing import ParamSpec, Protocol, TypeVar, cast
 
 import llvmlite.binding
 import numba
+from numba.core.errors import NumbaError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_NO_CACHE = (RuntimeError, OSError, EOFError, pickle.UnpicklingError)
-"""What is raised where no folder can be written (RuntimeError), the disk is full, there is no
-source file (OSError), or an entry is cut short or none of its own. Faults of the function itself
-are `numba.core.errors.NumbaError`."""
 
 
 class Compiled(Protocol[P, R]):
@@ -76,7 +72,11 @@ def compiled(*signatures: str) -> Callable[[Callable[P, R]], Compiled[P, R]]:
         try:
             function.__qualname__ += f"_{_version_of(function):08x}"
             return _compile(function, signatures, cache=True)
-        except _NO_CACHE as error:
+        except NumbaError:
+            raise  # a fault of the function itself
+        except Exception as error:
+            # No folder can be written, the disk is full, there is no source file, or an entry is
+            # damaged, which ends in whatever its bytes make of it. Any other fault comes again.
             _warn_once(error)
             return _compile(function, signatures, cache=False)
 

@@ -129,6 +129,19 @@ def test_a_cache_that_a_power_failure_has_cut_short_does_not_stop_the_start(tmp_
     assert "empty that folder (EOFError" in err
 
 
+def test_a_cache_that_holds_something_else_does_not_stop_the_start(tmp_path):
+    """Which error such bytes end in is up to them: of another protocol, a module that is gone."""
+    (tmp_path / "first.py").write_text(MODULE)
+    assert run(tmp_path, "first")[0] == 0
+    kept = list((tmp_path / "__pycache__").glob("*.nb?"))
+    for content, error in ((b"\x80\xff", "ValueError"), (b"cgone\nx\n.", "ModuleNotFoundError")):
+        for path in kept:
+            path.write_bytes(content)
+        code, out, err = run(tmp_path, "first")
+        assert (code, out) == (0, "12 12\n"), err
+        assert f"empty that folder ({error}" in err
+
+
 def run(folder: Path, module: str, **environment: str) -> tuple[int, str, str]:
     """Import a module of the folder in a process of its own."""
     done = subprocess.run(
