@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import aiohttp
 
@@ -53,8 +54,10 @@ class Enders:
                 return
             place += 1
             await asyncio.sleep(PAUSE_S)
-        ended_at = place + 1
-        while (status := await self._delete(http, names[ended_at % len(names)], request_id)) != 204:
+        runs_at = names[place % len(names)]
+        others = cycle([name for name in names if name != runs_at])
+        ended_at = next(others)
+        while (status := await self._delete(http, ended_at, request_id)) != 204:
             if status in (404, 410):
                 return  # its scheduler was lost with it, or gave it up: nothing is left to end
             if time.monotonic() >= until_s:
@@ -62,13 +65,12 @@ class Enders:
                     f"request {request_id} was not ended within {PATIENCE_S:g} s: status {status}"
                 )
                 return
-            ended_at += 1
+            ended_at = next(others)
             await asyncio.sleep(PAUSE_S)
-        for name in {names[place % len(names)], names[ended_at % len(names)]}:
+        for name in (runs_at, ended_at):
             if await self._is_told(http, name, request_id):
                 self.faults.append(
-                    f"request {request_id} was ended at {names[ended_at % len(names)]} and {name} "
-                    "still tells of it"
+                    f"request {request_id} was ended at {ended_at} and {name} still tells of it"
                 )
         self.ended_count += 1
 

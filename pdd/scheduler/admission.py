@@ -99,7 +99,7 @@ def _count(state: State, request: Request, expected_tokens: int) -> None:
     """It is in: what it is expected to use is used, where its tenant's tokens are counted."""
     bucket = state.quotas.bucket(request.request.tenant)
     if bucket is not None:
-        bucket.take(expected_tokens)
+        bucket.take(expected_tokens, state.now_s)
         request.counted_tokens = expected_tokens
 
 

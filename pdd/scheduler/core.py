@@ -110,6 +110,7 @@ class SchedulerCore:
     def step(self, event: Event, *, now_s: float) -> list[Effect]:
         """Apply one event. ``now_s``: monotonic seconds from the driver's clock."""
         state = self._state
+        state.now_s = now_s
         effects = self._apply(event, now_s)
         if state.roles.switches:
             effects += switches.advance(state, now_s)

@@ -62,8 +62,9 @@ class TokenBucket:
         missing = min(tokens, self.per_minute) - self._level
         return missing * _SECONDS / self.per_minute if missing > _ROUNDING else 0.0
 
-    def take(self, tokens: int) -> None:
+    def take(self, tokens: int, now_s: float) -> None:
         """So many were used; below 0: given back. What is more than a minute's worth goes."""
+        self._fill(now_s)
         self._level = min(self._level - tokens, float(self.per_minute))
 
     def change(self, per_minute: int, now_s: float) -> None:

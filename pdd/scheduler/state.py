@@ -46,8 +46,8 @@ class State:
     ``leads``: it gives places; without, only what it holds is here, and waits for the leader's.
     ``rejections``: arrival index and latest useful placement of requests refused by prediction; the
     oldest go first, unjudged. ``cordons``: of nodes by name, which may be lost at the moment.
-    ``quotas``: what a tenant may have. ``tenants``: how many requests each has; by ``add`` and
-    ``end``.
+    ``now_s``: of the latest event. ``quotas``: what a tenant may have. ``tenants``: how many
+    requests each has; by ``add`` and ``end``.
     """
 
     settings: SchedulerSettings
@@ -57,6 +57,7 @@ class State:
     roles: RoleBook
     counts: Counts = field(default_factory=Counts)
     leads: bool = True
+    now_s: float = 0.0
     kept_for: tuple[RequestId, NodeName, bool] | None = None
     quotas: Quotas = field(default_factory=Quotas)
     rejections: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=1024))
@@ -116,7 +117,7 @@ class State:
         bucket = self.quotas.bucket(request.request.tenant)
         counted = request.counted_tokens
         if bucket is not None and counted is not None and tokens > counted:
-            bucket.take(tokens - counted)
+            bucket.take(tokens - counted, self.now_s)
             request.counted_tokens = tokens
 
     def settle(self, request: Request, output_tokens: int | None) -> None:
@@ -136,7 +137,7 @@ class State:
             used = prompt_tokens
         else:
             used = max(counted, prompt_tokens + request.said_tokens)
-        bucket.take(used - counted)
+        bucket.take(used - counted, self.now_s)
 
     def end(self, request: Request) -> list[Effect]:
         """Forget a request. Returns nothing to do, for use inside effect lists."""

@@ -230,18 +230,18 @@ def test_a_lowered_quota_makes_nobody_wait_longer_than_the_minute_that_it_had_us
     limit(cluster, 60)
     assert refusal(arrive(cluster, "r2")) is None, "of the former minute next to nothing was used"
     bucket = TokenBucket(6_000_000, now_s=0.0)
-    bucket.take(6_000_000)
+    bucket.take(6_000_000, 0.0)
     bucket.change(60, 0.0)
     assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
     assert bucket.wait_s(60, 0.0) == pytest.approx(60.0)
-    bucket.take(60)
+    bucket.take(60, 0.0)
     bucket.change(30, 0.0)
     assert bucket.left(0.0) == pytest.approx(-30), "a debt of a minute stays one of a minute"
 
 
 def test_a_quota_that_was_none_at_all_begins_with_a_full_minute() -> None:
     bucket = TokenBucket(60, now_s=0.0)
-    bucket.take(90)
+    bucket.take(90, 0.0)
     bucket.change(0, 0.0)
     bucket.change(60, 0.0)
     assert bucket.wait_s(60, 0.0) == 0.0
@@ -285,13 +285,19 @@ def test_a_bucket_fills_evenly_to_a_minutes_worth(
     taken: int, after_s: float, wanted: int, wait_s: float
 ) -> None:
     bucket = TokenBucket(60, now_s=5.0)
-    bucket.take(taken)
+    bucket.take(taken, 5.0)
     assert bucket.wait_s(wanted, 5.0 + after_s) == pytest.approx(wait_s)
+
+
+def test_time_in_which_a_bucket_was_full_pays_for_nothing_that_is_taken_later() -> None:
+    bucket = TokenBucket(60, now_s=0.0)
+    bucket.take(90, 60.0)
+    assert bucket.left(60.0) == pytest.approx(-30)
 
 
 def test_time_that_seems_to_go_back_takes_nothing_away_and_gives_nothing_twice() -> None:
     bucket = TokenBucket(60, now_s=5.0)
-    bucket.take(60)
+    bucket.take(60, 5.0)
     assert bucket.left(15.0) == pytest.approx(10)
     assert bucket.left(5.0) == pytest.approx(10)
     assert bucket.left(15.0) == pytest.approx(10)
