@@ -20,10 +20,11 @@ from pdd.cell.sequences import (
     SoftOperation,
 )
 from pdd.core.identity import RequestId
+from pdd.core.requests import GenerateRequest
 from pdd.daemon.group_desk import HOLDER_MEMORY_S
 from pdd.scheduler.core import SchedulerCore
 from pdd.scheduler.effects import Announce, Complete, Effect, Fail, Submit
-from pdd.scheduler.events import Event, RequestArrived, RequestCancelled
+from pdd.scheduler.events import Event, OutputRecovered, RequestArrived, RequestCancelled
 from pdd.scheduler.requests import Phase
 
 _SAY_AGAIN_S = 1.0
@@ -62,11 +63,13 @@ class SequenceDesk:
             self._note(event.request.request_id, "cancelled")
         elif isinstance(event, RequestCancelled):
             self._note(event.request_id, "cancelled")
+        elif isinstance(event, OutputRecovered):
+            self._note_recovered(event)
         for effect in effects:
             match effect:
                 case Submit():
                     self._note(effect.request.request_id, "cancelled")
-                case Announce():
+                case Announce() if effect.request_id in self._core.requests:
                     self._note(effect.request_id, "cancelled")
                 case Complete():
                     self._note(effect.request_id, "finished")
@@ -75,6 +78,8 @@ class SequenceDesk:
                     self._note(effect.request_id, how)
                 case _:
                     pass
+        if isinstance(event, OutputRecovered):
+            self._note(event.held.request.request_id, "cancelled")
 
     def _note(self, request_id: RequestId, how_if_over: str) -> None:
         request = self._core.requests.get(request_id)
@@ -98,12 +103,24 @@ class SequenceDesk:
             self._said[request_id] = place
             self._say_held(request_id, place)
 
+    def _note_recovered(self, event: OutputRecovered) -> None:
+        """One that had ended before it came here is this scheduler's all the same: it keeps what
+        was said, and who comes with the key elsewhere is to be sent here, not to begin anew."""
+        wanted = event.held.request
+        if wanted.request_id in self._core.requests or wanted.request_id in self._said:
+            return
+        place = (event.held.generation, event.held.prefill_node or "", event.node)
+        self._say_row(wanted, place)
+        self._said[wanted.request_id] = place  # until its end is said, below
+
     def _say_held(self, request_id: RequestId, place: _Place) -> None:
-        wanted = self._core.requests[request_id].request
+        self._say_row(self._core.requests[request_id].request, place)
+
+    def _say_row(self, wanted: GenerateRequest, place: _Place) -> None:
         generation, prefill, decode = place
         self._say(
             SequenceHeld(
-                request_id=request_id,
+                request_id=wanted.request_id,
                 holder=self._name,
                 tenant=wanted.tenant,
                 key=wanted.resume_key,

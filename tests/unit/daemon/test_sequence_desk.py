@@ -1,14 +1,23 @@
 """What a scheduler says of its requests, and that what it does not say again does not stay."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdd.cell.codec import CODEC, SoftEntry
 from pdd.cell.sequences import HOW_LOST, SequenceTable, SoftOperation, encode_rows
-from pdd.core.identity import RequestId
+from pdd.core.frames import EngineFacts
+from pdd.core.identity import NodeName, RequestId
 from pdd.daemon import sequence_desk
 from pdd.daemon.sequence_desk import SequenceDesk
-from pdd.scheduler.events import Event, RequestArrived, RequestCancelled
-from tests.builders import Cluster, make_request
+from pdd.scheduler.events import (
+    Event,
+    HeldSequence,
+    OutputRecovered,
+    RequestArrived,
+    RequestCancelled,
+)
+from tests.builders import Cluster, make_finish, make_request
 from tests.unit.cell.samples import held
 from tests.waiting import until
 
@@ -77,3 +86,33 @@ async def test_one_whose_end_nobody_heard_does_not_stay() -> None:
     scheduler.desk.lost()
     await until(lambda: scheduler.ended("r1") == HOW_LOST)
     assert scheduler.ended("r2") == ""
+
+
+async def test_one_that_had_ended_when_it_was_taken_over_is_told_with_its_key_and_its_end() -> None:
+    """Else a client that comes with the key to a third scheduler is sent to the one that is gone,
+    and when that is known its request begins anew."""
+    scheduler = Scheduler()
+    wanted = replace(make_request("r1"), resume_key=b"key")
+    scheduler.say(held("r1", holder="s1", key=b"key"))
+    sequence = HeldSequence(
+        request=wanted,
+        keys=b"",
+        generation=3,
+        output_token_count=7,
+        prefill_node=None,
+        first_facts=EngineFacts(),
+        arrived_age_s=4.0,
+        placed_age_s=3.0,
+        first_token_age_s=2.0,
+        ready_age_s=2.0,
+        ended_age_s=1.0,
+    )
+    node = NodeName("decode-0")
+    scheduler.step(OutputRecovered(node=node, held=sequence, finish=make_finish()))
+    assert RequestId("r1") not in scheduler.cluster.core.requests
+    row = scheduler.table.get("r1")
+    assert row is not None
+    assert (row.holder, row.generation, row.decode, row.ended) == ("s0", 3, "decode-0", "finished")
+    assert scheduler.table.holder_of(b"key") == "s0"
+    scheduler.desk.say_all()
+    assert scheduler.ended("r1") == "finished"
