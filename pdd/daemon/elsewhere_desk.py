@@ -21,6 +21,10 @@ comes with the request first, it is joined there. A key goes to the next that as
     its request waits for a place, which but the leader can give: refused when it is told of again
     its scheduler has not been heard of for as long as any request may take (``run_s_max``)
 
+Open: the next leader knows the keys that the former one gave to itself by the log, which is told of
+them some tens of milliseconds later. One that it took just before it stood still, replica and all,
+is given away to whoever asks for it before the former leader or a node is back with it.
+
 The address is that of the scheduler's gRPC server, which listens for as long as the process lives;
 a firewall that refuses connections in its name would be believed. If a key was given away all the
 same, whoever is back with it is told so, and its request ends there with an error
