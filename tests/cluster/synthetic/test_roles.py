@@ -230,7 +230,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_change(cluster: Cluster) -> None:
             [sys.executable, "-m", "pdd.cli.main", *command], stderr=subprocess.PIPE, text=True
         ) as watching:
             assert watching.stderr is not None
-            assert "changes to prefill: 1 requests to finish" in watching.stderr.readline()
+            assert "changes to prefill: 1 request to finish" in watching.stderr.readline()
             watching.send_signal(signal.SIGINT)
             assert watching.wait(timeout=WAIT_S) != 0
         assert len(answer.result(timeout=WAIT_S)) == 800
