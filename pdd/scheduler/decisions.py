@@ -33,6 +33,8 @@ class DecisionLog:
         self._count_max = count_max
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
+        self._due_s = 0.0
+        """Before then none is old enough to go."""
         self._kept: OrderedDict[RequestId, tuple[Packed, ...]] = OrderedDict()
 
     def keep(self, decision: Decision) -> None:
@@ -52,7 +54,8 @@ class DecisionLog:
         self._size_bytes += _size_bytes(kept)
         while len(self._kept) > self._count_max or self._size_bytes > self._size_bytes_max:
             self._drop_oldest()
-        self._forget(decision.decided_s)
+        if decision.decided_s > self._due_s:
+            self._forget(decision.decided_s)
 
     def of(self, request_id: RequestId, *, now_s: float) -> tuple[DecisionRecord, ...]:
         """The decisions about one request, oldest first; empty if none is remembered."""
@@ -70,7 +73,8 @@ class DecisionLog:
     def _forget(self, now_s: float) -> None:
         while self._kept:
             oldest = next(iter(self._kept.values()))
-            if now_s - decided_s(oldest[-1]) <= self._memory_s:
+            self._due_s = decided_s(oldest[-1]) + self._memory_s
+            if now_s <= self._due_s:
                 return
             self._drop_oldest()
 

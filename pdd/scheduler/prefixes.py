@@ -113,6 +113,9 @@ class Homes:
 
     entry_count_max: int
     _homes: OrderedDict[bytes, _Homes] = field(default_factory=OrderedDict)
+    _has_ends: set[bytes] = field(default_factory=set)
+    """Strides (``b""``: the start) behind which a chain has ended before the next one. They go with
+    their stride, without which nobody gets so far."""
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -130,6 +133,8 @@ class Homes:
         return Trail(strides, self._ends(chain, len(strides) * _STRIDE))
 
     def _ends(self, chain: Chain, known: int) -> list[int]:
+        if (chain.strides[known // _STRIDE - 1] if known else b"") not in self._has_ends:
+            return []
         longest = min(known + _STRIDE - 1, chain.block_count)
         keys, size, homes = chain.keys, KEY_SIZE_BYTES, self._homes
         return [
@@ -191,15 +196,19 @@ class Homes:
     ) -> None:
         """A request went to these. What has a home keeps it."""
         new, homes = (_home(prefill, now_s), _home(decode, now_s)), self._homes
-        ends = [chain.key(chain.block_count)] if chain.block_count % _STRIDE else []
+        ends = []
+        if chain.block_count % _STRIDE:
+            ends = [chain.key(chain.block_count)]
+            self._has_ends.add(chain.strides[-1] if chain.strides else b"")
         for key in (*chain.strides, *ends, *([caller] if caller else [])):
             former = homes.get(key)
             if former is None:
                 homes[key] = new
-            elif None in former:
+            elif former[0] is None or former[1] is None:
                 homes[key] = (former[0] or new[0], former[1] or new[1])
         while len(homes) > self.entry_count_max:
-            homes.popitem(last=False)
+            oldest, _ = homes.popitem(last=False)
+            self._has_ends.discard(oldest)
 
     def evict(self, node: NodeName, role: Role, keys: bytes) -> None:
         """The node no longer holds these blocks: it loses the preference for them at once."""
@@ -214,6 +223,7 @@ class Homes:
         other = self._homes[key][1 - duty]
         if other is None:
             del self._homes[key]
+            self._has_ends.discard(key)
         else:
             self._homes[key] = (other, None) if duty else (None, other)
 

@@ -15,8 +15,9 @@ import pytest
 
 from pdd.model.resolve import resolve_model
 from tests.vllm.answers import answer_of, colocated_features
-from tests.vllm.cluster import Cluster, start_cluster, stop_cluster
+from tests.vllm.cluster import Cluster, run_cli, start_cluster, stop_cluster
 from tests.vllm.prompts import CASES
+from tests.vllm.pull_turns import PULLING
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,3 +74,17 @@ def pair(
         yield cluster
     finally:
         stop_cluster(cluster)
+
+
+@pytest.fixture(scope="module")
+def pulling(pair: Cluster) -> Iterator[Cluster]:
+    """The pair, whose prefill node pulls whatever it can: else that depends on how long hand-overs
+    have taken on this machine in the tests before."""
+    state_dir = str(pair.state_dir)
+    for key, value in PULLING.items():
+        done = run_cli("config", "set", key, value, "--state-dir", state_dir)
+        assert done.returncode == 0, done.stderr
+    yield pair
+    for key in PULLING:
+        done = run_cli("config", "unset", key, "--state-dir", state_dir)
+        assert done.returncode == 0, done.stderr

@@ -225,13 +225,13 @@ def _common(one: list[int], other: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-SETTINGS = {"scheduler.path.pull": "always", "scheduler.path.local_stall_s": "0.001"}
+PULLING = {"scheduler.path.pull": "always", "scheduler.path.local_stall_s": "0.001"}
 """What such a cluster is set to."""
 
 
 def main(state_dir: str, seconds: str, seed: str) -> int:
     """A cluster of its own; prints what happened every half minute."""
-    options = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    options = [part for key, value in PULLING.items() for part in ("--set", f"{key}={value}")]
     cluster = start_cluster(Path(state_dir), *options)
     try:
         turns = PullTurns(cluster, seed=int(seed), conversation_count=6)

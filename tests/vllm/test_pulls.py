@@ -1,26 +1,10 @@
 """Prefill nodes that pull prefixes while clients leave and rewrite what was said: no wrong text."""
 
-from collections.abc import Iterator
-
-import pytest
-
-from tests.vllm.cluster import Cluster, run_cli
-from tests.vllm.pull_turns import SETTINGS, PullTurns, difference, pulls_of
+from tests.vllm.cluster import Cluster
+from tests.vllm.pull_turns import PullTurns, difference, pulls_of
 
 TURNS = 6
 """Of each of the four conversations."""
-
-
-@pytest.fixture(scope="module")
-def pulling(pair: Cluster) -> Iterator[Cluster]:
-    state_dir = str(pair.state_dir)
-    for key, value in SETTINGS.items():
-        done = run_cli("config", "set", key, value, "--state-dir", state_dir)
-        assert done.returncode == 0, done.stderr
-    yield pair
-    for key in SETTINGS:
-        done = run_cli("config", "unset", key, "--state-dir", state_dir)
-        assert done.returncode == 0, done.stderr
 
 
 def test_random_turns_and_clients_that_leave_never_show_a_wrong_text(pulling: Cluster) -> None:

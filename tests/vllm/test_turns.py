@@ -83,10 +83,10 @@ def test_another_salt_never_hits(pair: Cluster) -> None:
     assert cached(mine) > 0
 
 
-def test_a_long_second_turn_pulls_the_answer_and_ships_only_new_blocks(pair: Cluster) -> None:
+def test_a_long_second_turn_pulls_the_answer_and_ships_only_new_blocks(pulling: Cluster) -> None:
     """The prefill node has the first turn's prompt; its answer is on the decode node only."""
     prompt = [1000 + 7 * index % 5000 for index in range(300)]
-    first = pair.complete(
+    first = pulling.complete(
         prompt, max_tokens=200, temperature=0.0, ignore_eos=True, cache_salt="pulls"
     )
     history = prompt + first["choices"][0]["token_ids"]
@@ -98,7 +98,7 @@ def test_a_long_second_turn_pulls_the_answer_and_ships_only_new_blocks(pair: Clu
         "temperature": 0.0,
         "ignore_eos": True,
     }
-    second = pair.complete(**asked, cache_salt="pulls")
+    second = pulling.complete(**asked, cache_salt="pulls")
     usage = second["usage"]
     assert usage["pdd"]["path"] == "disaggregated"
     assert usage["pdd"]["pulled_tokens"] == (held - had) * BLOCK
@@ -108,8 +108,8 @@ def test_a_long_second_turn_pulls_the_answer_and_ships_only_new_blocks(pair: Clu
     new_blocks = -(-usage["prompt_tokens"] // BLOCK) - held
     assert usage["pdd"]["transferred_bytes"] == new_blocks * block_bytes > 0
     # With nothing of it in any cache it is the same text.
-    computed = pair.complete(**asked, cache_salt="never seen")
+    computed = pulling.complete(**asked, cache_salt="never seen")
     assert computed["usage"]["pdd"]["pulled_tokens"] == 0
     assert computed["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert computed["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
-    pair.wait_until_idle(within_s=30.0)
+    pulling.wait_until_idle(within_s=30.0)
