@@ -39,7 +39,7 @@ def raft(seconds: float, directory: Path | None, output: str) -> None:
     import uvloop
 
     from pdd.replication.bench import run_bench
-    from pdd.replication.grpc_options import use_light_io
+    from pdd.tls.light_io import use_light_io
 
     use_light_io()
     say(f"load average before the run: {os.getloadavg()[0]:.2f} on {os.cpu_count()} CPUs")

@@ -42,6 +42,7 @@ from pdd.daemon.signals import first_of, stop_on_signals
 from pdd.daemon.state_dir import state_dir_of
 from pdd.engine.port import Engine, EngineFailed, EngineInfo
 from pdd.rpc.v1 import node_pb2, node_pb2_grpc
+from pdd.tls.light_io import use_light_io
 from pdd.transfer.devices import check_devices
 
 log = structlog.get_logger(__name__)
@@ -52,6 +53,7 @@ _INTERRUPT_LIMIT_S = 3.0
 
 def run(config: Config) -> int:
     """Serve until a signal comes or the engine dies; the exit status."""
+    use_light_io()
     return uvloop.run(_NodeDaemon(config, clock=time.monotonic).serve())
 
 

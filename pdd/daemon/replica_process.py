@@ -34,11 +34,11 @@ from pdd.core.errors import PddError
 from pdd.daemon.replica_child import HAND_OVER
 from pdd.raft.values import NodeId
 from pdd.replication.directory_lock import DirectoryInUseError
-from pdd.replication.grpc_options import use_light_io
 from pdd.replication.replica import Replica, ReplicaSettings
 from pdd.replication.replica_main import GC_THRESHOLDS, SWITCH_INTERVAL_S, die_with_parent
 from pdd.replication.unix_socket import UnixSocketSecurity
 from pdd.telemetry.logging import configure_logging
+from pdd.tls.light_io import use_light_io
 from pdd.tls.paths import TlsPaths
 from pdd.tls.security import PLAIN, Security, TlsSecurity
 

@@ -56,6 +56,7 @@ from pdd.rpc.v1 import (
     settings_pb2_grpc,
 )
 from pdd.scheduler.core import SchedulerCore
+from pdd.tls.light_io import use_light_io
 from pdd.tls.public import PublicTls
 from pdd.tls.security import Security
 
@@ -66,6 +67,7 @@ _NAMES_SHOWN_MAX = 8
 
 def run(config: Config) -> int:
     """Serve until a signal comes; the exit status."""
+    use_light_io()
     with replica_plan(config) as plan:
         sequences = SequenceTable()
         agreement = ReplicatedAgreement(plan, clock=time.monotonic, sequences=sequences)

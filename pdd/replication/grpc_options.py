@@ -6,10 +6,6 @@ hidden delay is not), short reconnects, and a peer that is stopped or cut off is
 
 from __future__ import annotations
 
-import os
-
-import grpc
-
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """Above any batch of messages (`peer_queue`) and any batch of submissions."""
 RECONNECT_MIN_S = 0.1
@@ -42,21 +38,3 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-
-_LIGHT_IO = "-event_engine_client,-event_engine_listener"
-_LIGHT_IO_KNOWN_TO = (1, 85)
-
-
-def use_light_io() -> None:
-    """For processes that do little but pass small messages on: call it before the first channel or
-    server is made.
-
-    gRPC's event engine hands what comes in from thread to thread; without it the thread that waits
-    for completions reads the sockets itself, as it did for years. A message of 60 bytes there and
-    back then takes 90 us of CPU instead of 145 at either end (grpcio 1.85, uvloop, one stream), and
-    a commit is some seven messages. Releases after _LIGHT_IO_KNOWN_TO may know no such switch and
-    would complain: they run as they are. Whoever sets GRPC_EXPERIMENTS himself is obeyed.
-    """
-    major, minor = (int(part) for part in grpc.__version__.split(".")[:2])
-    if (major, minor) <= _LIGHT_IO_KNOWN_TO:
-        os.environ.setdefault("GRPC_EXPERIMENTS", _LIGHT_IO)

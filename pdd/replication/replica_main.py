@@ -24,9 +24,9 @@ from pdd.core.errors import PddError
 from pdd.raft.state import Role
 from pdd.raft.values import NodeId
 from pdd.replication.driver import DriverSettings
-from pdd.replication.grpc_options import use_light_io
 from pdd.replication.kv_machine import KvMachine
 from pdd.replication.replica import Replica, ReplicaSettings
+from pdd.tls.light_io import use_light_io
 
 ROLES_FILE = "roles.jsonl"
 _PR_SET_PDEATHSIG = 1
