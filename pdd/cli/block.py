@@ -44,7 +44,7 @@ def locate(
     with find_scheduler(scheduler, state_dir, tls) as found:
         told = found.admin.locate(bare)
     if output == "json":
-        print_json(_as_json(told))
+        print_json(found.staleness.mark(_as_json(told)))
         return
     if told.key:
         for name in told.holders:

@@ -78,11 +78,13 @@ def list_overrides(
     if output == "json":
         print_json(
             {
-                row.key: {
-                    "value": row.value,
-                    "configured": row.configured_value or None,
-                    "fault": row.fault or None,
-                }
+                row.key: found.staleness.mark(
+                    {
+                        "value": row.value,
+                        "configured": row.configured_value or None,
+                        "fault": row.fault or None,
+                    }
+                )
                 for row in rows
             }
         )

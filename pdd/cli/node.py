@@ -7,10 +7,10 @@ import click
 
 from pdd.cli.node_drain import cordon, drain, uncordon
 from pdd.cli.node_role import role
-from pdd.cli.options import output_option, resolve_state_dir, state_dir_option
+from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table
-from pdd.cli.scheduler import pick_name, scheduler_option
-from pdd.cli.tls import client_security, tls_options
+from pdd.cli.scheduler import find_scheduler, pick_name, scheduler_option
+from pdd.cli.tls import tls_options
 
 if TYPE_CHECKING:
     from pdd.daemon.supervisor_nodes import BlocksRow, LinkRow, NodeRow
@@ -50,9 +50,10 @@ def list_command(
     """
     from dataclasses import asdict
 
-    rows = _rows(scheduler, state_dir, tls)
+    with find_scheduler(scheduler, state_dir, tls) as found:
+        rows = found.nodes()
     if output == "json":
-        print_json([asdict(row) for row in rows])
+        print_json([found.staleness.mark(asdict(row)) for row in rows])
         return
     print_table(
         _COLUMNS,
@@ -86,9 +87,11 @@ def show(
     """Show one node and its connections to its peers. NAME: its name, or a prefix of only one."""
     from dataclasses import asdict
 
-    row = _pick(name, _rows(scheduler, state_dir, tls))
+    with find_scheduler(scheduler, state_dir, tls) as found:
+        by_name = {row.name: row for row in found.nodes()}
+    row = by_name[pick_name(name, list(by_name))]
     if output == "json":
-        print_json(asdict(row))
+        print_json(found.staleness.mark(asdict(row)))
         return
     for title, text in (
         ("name", row.name),
@@ -144,30 +147,6 @@ def _link_cells(link: "LinkRow") -> tuple[str, str, str, str, str]:
     speed = f"{link.bytes_per_s / 1e9:.2f} GB/s" if link.bytes_per_s else "-"
     received = f"{link.received_bytes / 1e6:.1f} MB"
     return link.peer, link.transport or "none", received, speed, " ".join(link.lanes)
-
-
-def _rows(
-    scheduler: str | None, state_dir: Path | None, tls: "dict[str, Path | None]"
-) -> "list[NodeRow]":
-    from pdd.daemon.supervisor_nodes import list_nodes
-
-    if scheduler is not None and state_dir is not None:
-        raise click.UsageError("--scheduler and --state-dir name a cluster each; give one.")
-    if scheduler is None:
-        from pdd.cli.local import scheduler_address
-
-        scheduler = scheduler_address(resolve_state_dir(state_dir))
-        return list_nodes(scheduler, timeout_s=5.0, stale=_warn)  # of pdd up: it speaks plainly
-    return list_nodes(scheduler, timeout_s=5.0, security=client_security(**tls), stale=_warn)
-
-
-def _warn(reason: str) -> None:
-    click.echo(f"warning: {reason}", err=True)
-
-
-def _pick(name: str, rows: "list[NodeRow]") -> "NodeRow":
-    by_name = {row.name: row for row in rows}
-    return by_name[pick_name(name, list(by_name))]
 
 
 for _command in (cordon, uncordon, drain, role):

@@ -10,7 +10,7 @@ from pdd.cli.counted import counted
 from pdd.cli.node_drain import message_option, warn_of_last
 from pdd.cli.options import output_option, state_dir_option
 from pdd.cli.output import print_json, print_table, say
-from pdd.cli.scheduler import find_scheduler, pick_name, scheduler_option
+from pdd.cli.scheduler import FoundScheduler, find_scheduler, pick_name, scheduler_option
 from pdd.cli.tls import tls_options
 from pdd.core.identity import Role
 
@@ -69,7 +69,7 @@ def role(
         raise click.UsageError("Name a role too: prefill, decode or auto.")
     with find_scheduler(scheduler, state_dir, tls) as found:
         if name is None or role is None:
-            _show(found.admin.roles(), output)
+            _show(found, output)
             return
         before = {one.node: one.role for one in found.admin.roles().nodes}
         node = pick_name(name, list(before))
@@ -120,9 +120,10 @@ def _left(now: "cluster_pb2.NodeRole") -> str:
     return f"changes to {now.next_role}: {counted(now.held_request_count, 'request')} to finish"
 
 
-def _show(roles: "cluster_pb2.GetRolesResponse", output: str) -> None:
+def _show(found: FoundScheduler, output: str) -> None:
+    roles = found.admin.roles()
     if output == "json":
-        print_json(_document(roles))
+        print_json(found.staleness.mark(_document(roles)))
         return
     click.echo(f"controller {roles.mode}" + (f": {roles.idle_reason}" if roles.idle_reason else ""))
     click.echo()

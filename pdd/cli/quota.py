@@ -90,7 +90,12 @@ def list_quotas(
     with find_scheduler(scheduler, state_dir, tls) as found:
         rows = found.admin.quotas()
     if output == "json":
-        print_json({row.tenant: {name: _limit(row, name) for name in _LIMITS} for row in rows})
+        print_json(
+            {
+                row.tenant: found.staleness.mark({name: _limit(row, name) for name in _LIMITS})
+                for row in rows
+            }
+        )
         return
     print_table(
         ("TENANT", "REQUESTS", "TOKENS/MIN"),

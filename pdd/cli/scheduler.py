@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pdd.cli.options import resolve_state_dir
+from pdd.cli.staleness import Staleness
 from pdd.cli.tls import client_security
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ scheduler_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundScheduler:
-    """A scheduler that answers to ``admin``."""
+    """A scheduler that answers to ``admin``. ``staleness``: of all that was read from it."""
 
     address: str
     security: "Security | None"
     admin: "ClusterAdmin"
+    staleness: Staleness
 
     def pick(self, name: str) -> str:
         """The whole name of the one node that ``name`` is, or is a prefix of."""
@@ -56,7 +58,7 @@ class FoundScheduler:
         """Every node that it knows."""
         from pdd.daemon.supervisor_nodes import list_nodes
 
-        return list_nodes(self.address, timeout_s=5.0, security=self.security)
+        return list_nodes(self.address, timeout_s=5.0, security=self.security, stale=self.staleness)
 
 
 @contextmanager
@@ -75,8 +77,9 @@ def find_scheduler(
         scheduler = scheduler_address(resolve_state_dir(state_dir))
     else:
         security = client_security(**tls)
-    with cluster_admin(scheduler, security=security) as admin:
-        yield FoundScheduler(address=scheduler, security=security, admin=admin)
+    staleness = Staleness()
+    with cluster_admin(scheduler, security=security, stale=staleness) as admin:
+        yield FoundScheduler(address=scheduler, security=security, admin=admin, staleness=staleness)
 
 
 def pick_name(name: str, names: list[str]) -> str:

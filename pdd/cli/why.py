@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdd.cli.options import output_option, state_dir_option
-from pdd.cli.output import print_json, print_table, say
+from pdd.cli.output import print_json, print_table
 from pdd.cli.scheduler import find_scheduler, scheduler_option
 from pdd.cli.tls import tls_options
 from pdd.core.requests import DEFAULT_TENANT
@@ -34,12 +34,9 @@ def why(
     the others too, as whoever led at the time has decided, and forgets it when it ends.
     """
     with find_scheduler(scheduler, state_dir, tls) as found:
-        told = found.admin.decisions(_bare(request_id))
-    decisions = told.decisions
-    for silent in told.silent_schedulers:
-        say(f"scheduler {silent} does not answer; what it decided is not shown")
+        decisions = found.admin.decisions(_bare(request_id))
     if output == "json":
-        print_json([_as_json(decision) for decision in decisions])
+        print_json([found.staleness.mark(_as_json(decision)) for decision in decisions])
         return
     tenant = decisions[0].tenant if decisions else DEFAULT_TENANT
     if tenant != DEFAULT_TENANT:

@@ -10,6 +10,9 @@ from pdd.control.node_session import NodeSession
 from pdd.control.role_operator import RoleOperator
 from pdd.rpc.v1 import cluster_pb2
 
+MAY_BE_OLD = "this is what the asked one knows, and may be older than what the others agree on"
+"""What reads say of an answer that is this scheduler's own copy, after why it is."""
+
 
 class JoinRefused(Exception):
     """A node does not fit the cluster. The message names what differs, with both values."""
@@ -111,7 +114,7 @@ class ClusterHandler(Protocol):
 
     @property
     def stale_reason(self) -> str:
-        """Why that may be old; empty if it is not."""
+        """Why this scheduler's own copy of what is agreed on may be old; empty if it is not."""
         ...
 
     @property

@@ -16,6 +16,7 @@ import structlog
 
 from pdd.control.both_ways import first_end
 from pdd.control.cluster_ports import (
+    MAY_BE_OLD,
     ClusterHandler,
     GroupRefused,
     JoinRefused,
@@ -131,7 +132,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         await self._admit_operator(context)
         if (answer := await self._of_leader("CordonNode", request, context)) is not None:
             return cast("cluster_pb2.CordonNodeResponse", answer)
-        async with _refusals(context):
+        async with _refusals(context, stale=self._in_place_of_leader):
             is_changed = await self._handler.operator.cordon(
                 request.node, message=request.message, is_drain=request.is_drain
             )
@@ -145,7 +146,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         await self._admit_operator(context)
         if (answer := await self._of_leader("UncordonNode", request, context)) is not None:
             return cast("cluster_pb2.UncordonNodeResponse", answer)
-        async with _refusals(context):
+        async with _refusals(context, stale=self._in_place_of_leader):
             is_changed = await self._handler.operator.uncordon(request.node)
         return cluster_pb2.UncordonNodeResponse(is_changed=is_changed)
 
@@ -156,9 +157,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         await self._admit_operator(context)
         if (answer := await self._of_leader("GetDrainState", request, context)) is not None:
             return cast("cluster_pb2.GetDrainStateResponse", answer)
-        async with _refusals(context):
+        async with _refusals(context, stale=self._in_place_of_leader):
             state = self._handler.operator.drain_state(request.node)
-        return cluster_pb2.GetDrainStateResponse(state=state)
+        return cluster_pb2.GetDrainStateResponse(state=state, stale_reason=self._in_place_of_leader)
 
     async def SetNodeRole(
         self, request: cluster_pb2.SetNodeRoleRequest, context: Any
@@ -168,7 +169,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         if (answer := await self._of_leader("SetNodeRole", request, context)) is not None:
             return cast("cluster_pb2.SetNodeRoleResponse", answer)
         operator = self._handler.role_operator
-        async with _refusals(context):
+        async with _refusals(context, stale=self._in_place_of_leader):
             is_changed = await operator.set_role(
                 request.node, request.role, message=request.message
             )
@@ -182,7 +183,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         await self._admit_operator(context)
         if (answer := await self._of_leader("GetRoles", request, context)) is not None:
             return cast("cluster_pb2.GetRolesResponse", answer)
-        return self._handler.role_operator.roles()
+        roles = self._handler.role_operator.roles()
+        roles.stale_reason = self._in_place_of_leader
+        return roles
 
     async def ListDecisions(
         self, request: cluster_pb2.ListDecisionsRequest, context: Any
@@ -205,7 +208,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
                 f"nothing is remembered of request {request.request_id!r}{others_silent}: it is "
                 "too long ago, or the scheduler that placed it was started again since",
             )
-        return cluster_pb2.ListDecisionsResponse(decisions=decisions, silent_schedulers=silent)
+        missing = f"what {', '.join(silent)} decided is not shown: no answer" if silent else ""
+        return cluster_pb2.ListDecisionsResponse(decisions=decisions, stale_reason=missing)
 
     async def ListReplicas(
         self, request: cluster_pb2.ListReplicasRequest, context: Any
@@ -248,10 +252,22 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         if holder is not None and self._leader is not None:
             answer = await self._leader.ask("LocateBlocks", request, context, scheduler=holder)
             if answer is not None:
-                told: cluster_pb2.LocateBlocksResponse = answer
-                return told
-        async with _refusals(context):
-            return await self._handler.blocks.locate(request.what)
+                passed_on: cluster_pb2.LocateBlocksResponse = answer
+                return passed_on
+        async with _refusals(context, stale=self._handler.stale_reason):
+            told = await self._handler.blocks.locate(request.what)
+        told.stale_reason = self._handler.stale_reason
+        if holder is not None and not told.stale_reason:
+            told.stale_reason = f"scheduler {holder}, which has it, does not answer: {MAY_BE_OLD}"
+        return told
+
+    @property
+    def _in_place_of_leader(self) -> str:
+        """Why what is answered here, and the leader would know better, may be old."""
+        if (reason := self._handler.stale_reason) or self._leader is None:
+            return reason
+        silent = self._leader.leads_elsewhere
+        return f"the scheduler that leads does not answer: {MAY_BE_OLD}" if silent else ""
 
     async def _of_leader(self, method: str, request: Any, context: Any) -> Any | None:
         return None if self._leader is None else await self._leader.ask(method, request, context)
@@ -328,13 +344,17 @@ def merged_decisions(
 
 
 @contextlib.asynccontextmanager
-async def _refusals(context: Any) -> AsyncIterator[None]:
-    """End the call with a status where what is done inside is refused; see ``_STATUSES``."""
+async def _refusals(context: Any, *, stale: str = "") -> AsyncIterator[None]:
+    """End the call with a status where what is done inside is refused; see ``_STATUSES``.
+
+    ``stale``: why what is not known here may be known to others.
+    """
     try:
         yield
     except tuple(_STATUSES) as error:
         status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
-        await context.abort(status, str(error))
+        not_found = stale and status is grpc.StatusCode.NOT_FOUND
+        await context.abort(status, f"{error} ({stale})" if not_found else str(error))
         raise  # not reached: abort raised
 
 

@@ -35,6 +35,11 @@ class LeaderCluster:
         self._addresses = addresses or {}
         self._security = security
 
+    @property
+    def leads_elsewhere(self) -> bool:
+        """Another scheduler is to answer what only the leader knows."""
+        return bool(self._address())
+
     async def ask(
         self, method: str, request: Any, context: Any, *, scheduler: str = ""
     ) -> Any | None:

@@ -1,7 +1,7 @@
 """The Settings service: what operators change while a cluster runs."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -48,8 +48,16 @@ class SettingsOperator(Protocol):
 class SettingsServicer(settings_pb2_grpc.SettingsServicer):
     """grpc.aio servicer; see settings.proto."""
 
-    def __init__(self, operator: SettingsOperator, *, security: Security = PLAIN) -> None:
+    def __init__(
+        self,
+        operator: SettingsOperator,
+        *,
+        stale_reason: Callable[[], str],
+        security: Security = PLAIN,
+    ) -> None:
+        """``stale_reason``: as in ``ClusterHandler``."""
         self._operator = operator
+        self._stale_reason = stale_reason
         self._security = security
 
     async def SetOverride(
@@ -67,7 +75,9 @@ class SettingsServicer(settings_pb2_grpc.SettingsServicer):
         """See settings.proto."""
         async with self._admitted(context):
             overrides = self._operator.overrides()
-        return settings_pb2.ListOverridesResponse(overrides=overrides)
+        return settings_pb2.ListOverridesResponse(
+            overrides=overrides, stale_reason=self._stale_reason()
+        )
 
     async def SetQuota(
         self, request: settings_pb2.SetQuotaRequest, context: Any
@@ -88,7 +98,7 @@ class SettingsServicer(settings_pb2_grpc.SettingsServicer):
         """See settings.proto."""
         async with self._admitted(context):
             quotas = self._operator.quotas()
-        return settings_pb2.ListQuotasResponse(quotas=quotas)
+        return settings_pb2.ListQuotasResponse(quotas=quotas, stale_reason=self._stale_reason())
 
     @contextlib.asynccontextmanager
     async def _admitted(self, context: Any) -> AsyncIterator[None]:

@@ -25,7 +25,12 @@ class Agreement(Protocol):
 
     @property
     def state(self) -> CellState:
-        """To be read only. It may be a moment old."""
+        """To be read only. It may be a moment old, or older: see ``fault``."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why ``state`` does not follow what is agreed on at the moment; empty while it does."""
         ...
 
     async def say(self, operation: Operation) -> Status:
@@ -53,6 +58,11 @@ class AgreementOfOne:
     def state(self) -> CellState:
         """See ``Agreement``."""
         return self._machine.state
+
+    @property
+    def fault(self) -> str:
+        """See ``Agreement``."""
+        return ""
 
     async def say(self, operation: Operation) -> Status:
         """See ``Agreement``."""

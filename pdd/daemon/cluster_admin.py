@@ -26,10 +26,14 @@ class NotPossible(PddError):
 class ClusterAdmin:
     """One scheduler's ``Cluster`` and ``Settings`` services."""
 
-    def __init__(self, stub: Any, settings: Any, *, scheduler: str) -> None:
+    def __init__(
+        self, stub: Any, settings: Any, *, scheduler: str, stale: Callable[[str], None]
+    ) -> None:
+        """``stale``: told why what was read may be old, whenever it may."""
         self._stub = stub
         self._settings = settings
         self._scheduler = scheduler
+        self._stale = stale
 
     def cordon(
         self, node: str, *, message: str, is_drain: bool
@@ -73,13 +77,12 @@ class ClusterAdmin:
         )
         return response
 
-    def decisions(self, request_id: str) -> "cluster_pb2.ListDecisionsResponse":
+    def decisions(self, request_id: str) -> "list[cluster_pb2.Decision]":
         """How a request of the last hour was placed, oldest decision first, whoever decided."""
         from pdd.rpc.v1 import cluster_pb2
 
         request = cluster_pb2.ListDecisionsRequest(request_id=request_id)
-        response: cluster_pb2.ListDecisionsResponse = self._call(self._stub.ListDecisions, request)
-        return response
+        return list(self._call(self._stub.ListDecisions, request).decisions)
 
     def replicas(self) -> "list[cluster_pb2.ReplicaInfo]":
         """Every replica of the schedulers' log, by name."""
@@ -153,7 +156,7 @@ class ClusterAdmin:
         import grpc
 
         try:
-            return method(request, timeout=timeout_s)
+            response = method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotKnown(error.details()) from error
@@ -170,14 +173,23 @@ class ClusterAdmin:
                 + (f" did not answer within {timeout_s:g} s" if is_late else "")
                 + f": {error.code().name}: {reason_with_advice(error.details())}"
             ) from error
+        if reason := getattr(response, "stale_reason", ""):
+            self._stale(reason)
+        return response
 
 
 @contextmanager
-def cluster_admin(scheduler: str, *, security: "Security | None" = None) -> Iterator[ClusterAdmin]:
+def cluster_admin(
+    scheduler: str,
+    *,
+    security: "Security | None" = None,
+    stale: Callable[[str], None] = lambda reason: None,
+) -> Iterator[ClusterAdmin]:
     """Connected to ``scheduler`` (host:port).
 
     Args:
         security: None: without TLS, on loopback.
+        stale: told why what was read may be old, whenever it may.
     Raises:
         ConfigError: without TLS, and not on loopback.
     """
@@ -191,4 +203,5 @@ def cluster_admin(scheduler: str, *, security: "Security | None" = None) -> Iter
             cluster_pb2_grpc.ClusterStub(channel),
             settings_pb2_grpc.SettingsStub(channel),
             scheduler=scheduler,
+            stale=stale,
         )

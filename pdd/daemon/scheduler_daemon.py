@@ -167,7 +167,9 @@ class _SchedulerDaemon:
         cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
         settings_pb2_grpc.add_SettingsServicer_to_server(
             SettingsServicer(
-                SettingsDesk(config=self._config, agreement=self._agreement), security=security
+                SettingsDesk(config=self._config, agreement=self._agreement),
+                stale_reason=lambda: self._driver.stale_reason,
+                security=security,
             ),
             server,
         )

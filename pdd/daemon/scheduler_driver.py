@@ -21,6 +21,7 @@ import structlog
 
 from pdd.cell.sequences import SequenceTable, SoftOperation
 from pdd.config.sections import Config
+from pdd.control.cluster_ports import MAY_BE_OLD
 from pdd.control.convert import identity_from_proto
 from pdd.control.node_session import NodeSession
 from pdd.core.identity import NodeIdentity, NodeName, RequestId, Role
@@ -111,6 +112,7 @@ class SchedulerDriver:
         self.directory = directory
         directory.on_news(self._step)
         agreement = agreement or AgreementOfOne()
+        self._agreement = agreement
         self._agreed = AgreementDesk(
             core=core, agreement=agreement, clock=clock, step=self._step, config=config
         )
@@ -376,9 +378,13 @@ class SchedulerDriver:
     @property
     def stale_reason(self) -> str:
         """See ``ClusterHandler.stale_reason``."""
-        if self._group is None or self._group.is_connected:
+        if self._group is None:
             return ""
-        return "no scheduler leads: cordons, roles and joins may be older than what others agree on"
+        if not self._group.is_connected:
+            return f"no scheduler leads: {MAY_BE_OLD}"
+        if fault := self._agreement.fault:
+            return f"the replica of this scheduler does not run ({fault}): {MAY_BE_OLD}"
+        return ""
 
     def transfer_counters(self) -> dict[NodeName, dict[str, float]]:
         """What each node's transfer engine counted when it last reported, by node."""

@@ -126,9 +126,13 @@ def _of_cluster(
     else:
         addresses = [str(config.grpc.listen)]
     for address in addresses:
+        stale: list[str] = []
         try:
             rows = list_nodes(
-                address, timeout_s=_LIST_TIMEOUT_S, security=security or make_security(config)
+                address,
+                timeout_s=_LIST_TIMEOUT_S,
+                security=security or make_security(config),
+                stale=stale.append,
             )
         except ConfigError as error:
             yield fault("cluster", str(error), "name your certificate: --ca, --certificate, --key")
@@ -139,4 +143,6 @@ def _of_cluster(
             else:
                 yield ok("cluster", f"no scheduler answers at {address}")
             continue
+        for reason in stale:
+            yield warning("cluster", f"{address}: {reason}", "look at pdd raft status")
         yield from judge.of_nodes(rows, scheduler=address)

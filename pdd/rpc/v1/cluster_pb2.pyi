@@ -618,18 +618,20 @@ class GetRolesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetRolesResponse(_message.Message):
-    __slots__ = ("mode", "idle_reason", "pools", "nodes", "switches")
+    __slots__ = ("mode", "idle_reason", "pools", "nodes", "switches", "stale_reason")
     MODE_FIELD_NUMBER: _ClassVar[int]
     IDLE_REASON_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    STALE_REASON_FIELD_NUMBER: _ClassVar[int]
     mode: str
     idle_reason: str
     pools: _containers.RepeatedCompositeFieldContainer[RolePool]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeRole]
     switches: _containers.RepeatedCompositeFieldContainer[RoleSwitch]
-    def __init__(self, mode: _Optional[str] = ..., idle_reason: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[RolePool, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRole, _Mapping]]] = ..., switches: _Optional[_Iterable[_Union[RoleSwitch, _Mapping]]] = ...) -> None: ...
+    stale_reason: str
+    def __init__(self, mode: _Optional[str] = ..., idle_reason: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[RolePool, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRole, _Mapping]]] = ..., switches: _Optional[_Iterable[_Union[RoleSwitch, _Mapping]]] = ..., stale_reason: _Optional[str] = ...) -> None: ...
 
 class RolePool(_message.Message):
     __slots__ = ("role", "node_count", "load_nodes", "pressure", "wanted_count", "count_min")
@@ -706,10 +708,12 @@ class GetDrainStateRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class GetDrainStateResponse(_message.Message):
-    __slots__ = ("state",)
+    __slots__ = ("state", "stale_reason")
     STATE_FIELD_NUMBER: _ClassVar[int]
+    STALE_REASON_FIELD_NUMBER: _ClassVar[int]
     state: DrainState
-    def __init__(self, state: _Optional[_Union[DrainState, _Mapping]] = ...) -> None: ...
+    stale_reason: str
+    def __init__(self, state: _Optional[_Union[DrainState, _Mapping]] = ..., stale_reason: _Optional[str] = ...) -> None: ...
 
 class DrainState(_message.Message):
     __slots__ = ("is_cordoned", "is_draining", "is_drained", "is_lost", "held_request_count", "began_request_count", "drain_s", "message")
@@ -738,12 +742,12 @@ class ListDecisionsRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ListDecisionsResponse(_message.Message):
-    __slots__ = ("decisions", "silent_schedulers")
+    __slots__ = ("decisions", "stale_reason")
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
-    SILENT_SCHEDULERS_FIELD_NUMBER: _ClassVar[int]
+    STALE_REASON_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
-    silent_schedulers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., silent_schedulers: _Optional[_Iterable[str]] = ...) -> None: ...
+    stale_reason: str
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., stale_reason: _Optional[str] = ...) -> None: ...
 
 class LocateBlocksRequest(_message.Message):
     __slots__ = ("what",)
@@ -752,7 +756,7 @@ class LocateBlocksRequest(_message.Message):
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class LocateBlocksResponse(_message.Message):
-    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes", "prompt_keys", "key", "holders", "scheduler")
+    __slots__ = ("request_id", "generation", "phase", "path", "owner", "watermark_tokens", "output_tokens", "tenant", "nodes", "prompt_keys", "key", "holders", "scheduler", "stale_reason")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -766,6 +770,7 @@ class LocateBlocksResponse(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    STALE_REASON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     phase: str
@@ -779,7 +784,8 @@ class LocateBlocksResponse(_message.Message):
     key: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
     scheduler: str
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[bytes]] = ..., key: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., scheduler: _Optional[str] = ...) -> None: ...
+    stale_reason: str
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., phase: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ..., watermark_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[HeldOnNode, _Mapping]]] = ..., prompt_keys: _Optional[_Iterable[bytes]] = ..., key: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., scheduler: _Optional[str] = ..., stale_reason: _Optional[str] = ...) -> None: ...
 
 class HeldOnNode(_message.Message):
     __slots__ = ("node", "role", "leased_block_count", "is_answered", "ranks")

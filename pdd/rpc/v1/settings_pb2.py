@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pdd/rpc/v1/settings.proto\x12\npdd.rpc.v1\"?\n\x12SetOverrideRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\")\n\x13SetOverrideResponse\x12\x12\n\nis_changed\x18\x01 \x01(\x08\"\x16\n\x14ListOverridesRequest\"@\n\x15ListOverridesResponse\x12\'\n\toverrides\x18\x01 \x03(\x0b\x32\x14.pdd.rpc.v1.Override\"O\n\x08Override\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x18\n\x10\x63onfigured_value\x18\x03 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\t\"\x8b\x01\n\x0fSetQuotaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x0crequests_max\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\"\n\x15tokens_per_minute_max\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0f\n\r_requests_maxB\x18\n\x16_tokens_per_minute_max\"&\n\x10SetQuotaResponse\x12\x12\n\nis_changed\x18\x01 \x01(\x08\"\x13\n\x11ListQuotasRequest\"7\n\x12ListQuotasResponse\x12!\n\x06quotas\x18\x01 \x03(\x0b\x32\x11.pdd.rpc.v1.Quota\"\x81\x01\n\x05Quota\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x0crequests_max\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\"\n\x15tokens_per_minute_max\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0f\n\r_requests_maxB\x18\n\x16_tokens_per_minute_max2\xc4\x02\n\x08Settings\x12N\n\x0bSetOverride\x12\x1e.pdd.rpc.v1.SetOverrideRequest\x1a\x1f.pdd.rpc.v1.SetOverrideResponse\x12T\n\rListOverrides\x12 .pdd.rpc.v1.ListOverridesRequest\x1a!.pdd.rpc.v1.ListOverridesResponse\x12\x45\n\x08SetQuota\x12\x1b.pdd.rpc.v1.SetQuotaRequest\x1a\x1c.pdd.rpc.v1.SetQuotaResponse\x12K\n\nListQuotas\x12\x1d.pdd.rpc.v1.ListQuotasRequest\x1a\x1e.pdd.rpc.v1.ListQuotasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pdd/rpc/v1/settings.proto\x12\npdd.rpc.v1\"?\n\x12SetOverrideRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\")\n\x13SetOverrideResponse\x12\x12\n\nis_changed\x18\x01 \x01(\x08\"\x16\n\x14ListOverridesRequest\"V\n\x15ListOverridesResponse\x12\'\n\toverrides\x18\x01 \x03(\x0b\x32\x14.pdd.rpc.v1.Override\x12\x14\n\x0cstale_reason\x18\x02 \x01(\t\"O\n\x08Override\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x18\n\x10\x63onfigured_value\x18\x03 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\t\"\x8b\x01\n\x0fSetQuotaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x0crequests_max\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\"\n\x15tokens_per_minute_max\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0f\n\r_requests_maxB\x18\n\x16_tokens_per_minute_max\"&\n\x10SetQuotaResponse\x12\x12\n\nis_changed\x18\x01 \x01(\x08\"\x13\n\x11ListQuotasRequest\"M\n\x12ListQuotasResponse\x12!\n\x06quotas\x18\x01 \x03(\x0b\x32\x11.pdd.rpc.v1.Quota\x12\x14\n\x0cstale_reason\x18\x02 \x01(\t\"\x81\x01\n\x05Quota\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x0crequests_max\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\"\n\x15tokens_per_minute_max\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0f\n\r_requests_maxB\x18\n\x16_tokens_per_minute_max2\xc4\x02\n\x08Settings\x12N\n\x0bSetOverride\x12\x1e.pdd.rpc.v1.SetOverrideRequest\x1a\x1f.pdd.rpc.v1.SetOverrideResponse\x12T\n\rListOverrides\x12 .pdd.rpc.v1.ListOverridesRequest\x1a!.pdd.rpc.v1.ListOverridesResponse\x12\x45\n\x08SetQuota\x12\x1b.pdd.rpc.v1.SetQuotaRequest\x1a\x1c.pdd.rpc.v1.SetQuotaResponse\x12K\n\nListQuotas\x12\x1d.pdd.rpc.v1.ListQuotasRequest\x1a\x1e.pdd.rpc.v1.ListQuotasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,19 +38,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTOVERRIDESREQUEST']._serialized_start=149
   _globals['_LISTOVERRIDESREQUEST']._serialized_end=171
   _globals['_LISTOVERRIDESRESPONSE']._serialized_start=173
-  _globals['_LISTOVERRIDESRESPONSE']._serialized_end=237
-  _globals['_OVERRIDE']._serialized_start=239
-  _globals['_OVERRIDE']._serialized_end=318
-  _globals['_SETQUOTAREQUEST']._serialized_start=321
-  _globals['_SETQUOTAREQUEST']._serialized_end=460
-  _globals['_SETQUOTARESPONSE']._serialized_start=462
-  _globals['_SETQUOTARESPONSE']._serialized_end=500
-  _globals['_LISTQUOTASREQUEST']._serialized_start=502
-  _globals['_LISTQUOTASREQUEST']._serialized_end=521
-  _globals['_LISTQUOTASRESPONSE']._serialized_start=523
-  _globals['_LISTQUOTASRESPONSE']._serialized_end=578
-  _globals['_QUOTA']._serialized_start=581
-  _globals['_QUOTA']._serialized_end=710
-  _globals['_SETTINGS']._serialized_start=713
-  _globals['_SETTINGS']._serialized_end=1037
+  _globals['_LISTOVERRIDESRESPONSE']._serialized_end=259
+  _globals['_OVERRIDE']._serialized_start=261
+  _globals['_OVERRIDE']._serialized_end=340
+  _globals['_SETQUOTAREQUEST']._serialized_start=343
+  _globals['_SETQUOTAREQUEST']._serialized_end=482
+  _globals['_SETQUOTARESPONSE']._serialized_start=484
+  _globals['_SETQUOTARESPONSE']._serialized_end=522
+  _globals['_LISTQUOTASREQUEST']._serialized_start=524
+  _globals['_LISTQUOTASREQUEST']._serialized_end=543
+  _globals['_LISTQUOTASRESPONSE']._serialized_start=545
+  _globals['_LISTQUOTASRESPONSE']._serialized_end=622
+  _globals['_QUOTA']._serialized_start=625
+  _globals['_QUOTA']._serialized_end=754
+  _globals['_SETTINGS']._serialized_start=757
+  _globals['_SETTINGS']._serialized_end=1081
 # @@protoc_insertion_point(module_scope)

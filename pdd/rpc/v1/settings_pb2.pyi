@@ -25,10 +25,12 @@ class ListOverridesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListOverridesResponse(_message.Message):
-    __slots__ = ("overrides",)
+    __slots__ = ("overrides", "stale_reason")
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    STALE_REASON_FIELD_NUMBER: _ClassVar[int]
     overrides: _containers.RepeatedCompositeFieldContainer[Override]
-    def __init__(self, overrides: _Optional[_Iterable[_Union[Override, _Mapping]]] = ...) -> None: ...
+    stale_reason: str
+    def __init__(self, overrides: _Optional[_Iterable[_Union[Override, _Mapping]]] = ..., stale_reason: _Optional[str] = ...) -> None: ...
 
 class Override(_message.Message):
     __slots__ = ("key", "value", "configured_value", "fault")
@@ -63,10 +65,12 @@ class ListQuotasRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListQuotasResponse(_message.Message):
-    __slots__ = ("quotas",)
+    __slots__ = ("quotas", "stale_reason")
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    STALE_REASON_FIELD_NUMBER: _ClassVar[int]
     quotas: _containers.RepeatedCompositeFieldContainer[Quota]
-    def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ...) -> None: ...
+    stale_reason: str
+    def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ..., stale_reason: _Optional[str] = ...) -> None: ...
 
 class Quota(_message.Message):
     __slots__ = ("tenant", "requests_max", "tokens_per_minute_max")

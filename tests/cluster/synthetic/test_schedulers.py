@@ -541,6 +541,11 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
     leader = await group.until_all_serve()
     texts = await texts_of(group)
     last = next(name for name in group.http if name != leader)
+    at_last = ("--scheduler", address_of(group, last))
+    key = "scheduler.path.local_stall_s"
+    for setting in (("config", "set", key, "0.2"), ("quota", "set", "acme", "--requests", "9")):
+        done = await asyncio.to_thread(run_here, *setting, *at_last)
+        assert done.returncode == 0, done.stderr
     stopped = [group.pid(name) for name in group.http if name != last]
     replicas = [child for pid in stopped for child in children(pid)]
     async with load() as clients:
@@ -550,7 +555,7 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
             os.kill(pid, signal.SIGSTOP)
         try:
             waiting = clients.start(group.http[last], 0)
-            cordon = ("node", "cordon", "decode-0", "--scheduler", address_of(group, last))
+            cordon = ("node", "cordon", "decode-0", *at_last)
             done = await asyncio.to_thread(run_here, *cordon)
             assert done.returncode == 1, done.stdout
             told = ("saying it again does no harm", "DEADLINE_EXCEEDED")
@@ -564,11 +569,19 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
 
             health = f"{group.http[last]}/health"
             await until(knows, "it to say that nobody leads")
-            read = ("node", "list", "--scheduler", address_of(group, last))
-            listed = await asyncio.to_thread(run_here, *read)
-            assert listed.returncode == 0, listed.stderr
-            assert "decode-0" in listed.stdout
-            assert "warning: no scheduler leads: " in listed.stderr
+            for read, known in (
+                (("node", "list"), "decode-0"),
+                (("node", "role"), "decode-0"),
+                (("config", "overrides"), key),
+                (("quota", "list"), "acme"),
+            ):
+                listed = await asyncio.to_thread(run_here, *read, *at_last, "-o", "json")
+                assert listed.returncode == 0, listed.stderr
+                assert known in listed.stdout
+                assert '"stale_reason": "no scheduler leads: ' in listed.stdout
+                assert "warning: no scheduler leads: " in listed.stderr
+            with pytest.raises(NotKnown, match=r"never was.*no scheduler leads: "):
+                await asyncio.to_thread(locate, at_last[1], "r-never")
             assert not waiting.came_s, "nobody may give places"
         finally:
             for pid in (*replicas, *stopped):
@@ -576,10 +589,13 @@ async def test_with_one_of_three_left_streams_end_and_nothing_new_is_promised(
         assert_whole(await clients.all(), texts)
     listed = await asyncio.to_thread(run_here, *cordon)
     assert listed.returncode == 0, listed.stderr
-    done = await asyncio.to_thread(
-        run_here, "node", "uncordon", "decode-0", "--scheduler", address_of(group, last)
-    )
-    assert done.returncode == 0, done.stderr
+    for undone in (
+        ("node", "uncordon", "decode-0"),
+        ("config", "unset", key),
+        ("quota", "unset", "acme"),
+    ):
+        done = await asyncio.to_thread(run_here, *undone, *at_last)
+        assert done.returncode == 0, done.stderr
 
 
 async def test_what_is_set_at_one_scheduler_holds_at_all_and_after_the_leaders_death(
@@ -628,7 +644,8 @@ async def test_what_is_set_at_one_scheduler_holds_at_all_and_after_the_leaders_d
             await until(lambda: group.pid(leader) != killed, "another process of the leader's")
             await group.until_all_serve()
     listed = json.loads(await command(leader, "config", "overrides", "-o", "json"))
-    assert listed == {key: {"value": "local", "configured": '"disaggregated"', "fault": None}}
+    as_set = {"value": "local", "configured": '"disaggregated"', "fault": None}
+    assert listed == {key: as_set | {"stale_reason": None}}
     assert f"{key} unset" in await command(other, "config", "unset", key)
     assert "has no limit now" in await command(other, "quota", "unset", "acme")
     assert (await ask(leader, "acme")).status_code == 200

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pdd.control.cluster_ports import MAY_BE_OLD
 from pdd.control.cluster_server import ClusterServicer
 from pdd.control.leader_cluster import LeaderCluster
 from pdd.control.versions import CHANNEL_OPTIONS, SERVER_OPTIONS
@@ -53,12 +54,18 @@ async def test_the_leader_answers_and_refuses_and_without_it_everyone_for_himsel
             assert (await ask(follower, "CordonNode", drain)).is_changed
             assert leader.states() == {"decode-0": "cordoned"}
             assert (await ask(follower, "GetDrainState", DRAIN)).state.is_drained
-            with pytest.raises(grpc.aio.AioRpcError, match="no node 'x'; there are decode-0"):
+            assert not (await ask(follower, "GetDrainState", DRAIN)).stale_reason
+            with pytest.raises(grpc.aio.AioRpcError, match="no node 'x'; there are decode-0") as no:
                 await ask(follower, "GetDrainState", cluster_pb2.GetDrainStateRequest(node="x"))
+            assert MAY_BE_OLD not in str(no.value.details())
             await node.kill()
             await leader.stop()
-            with pytest.raises(grpc.aio.AioRpcError, match="no node 'decode-0'; there are none"):
+            silent = "the scheduler that leads does not answer: this is what the asked one knows"
+            with pytest.raises(grpc.aio.AioRpcError, match="no node 'decode-0'; there") as told:
                 await ask(follower, "GetDrainState", DRAIN)
+            assert silent in str(told.value.details())
+            roles = await ask(follower, "GetRoles", cluster_pb2.GetRolesRequest())
+            assert silent in roles.stale_reason
     finally:
         for one in cluster.nodes:
             await one.kill()
@@ -103,7 +110,7 @@ async def test_how_a_request_was_placed_is_told_by_whoever_remembers_it_at_any_s
                 ("b", 8.0),
                 ("a", 7.0),
             ]
-            assert list(told.silent_schedulers) == ["c"]
+            assert told.stale_reason == "what c decided is not shown: no answer"
         decided(schedulers["a"], monkeypatch)
         told = await ask(a, "ListDecisions", request)
         assert [one.scheduler for one in told.decisions] == ["b"]

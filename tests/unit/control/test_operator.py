@@ -88,7 +88,7 @@ async def test_every_decision_can_be_read_with_candidates_and_reasons() -> None:
         client: Client = generate(cluster, text_request())
         await prefill.engine.job("r1/0")
         await decode.engine.job("r1/0")
-        (decision,) = await ask(cluster, lambda admin: admin.decisions("r1").decisions)
+        (decision,) = await ask(cluster, lambda admin: admin.decisions("r1"))
         assert (decision.outcome, decision.path) == ("placed", "disaggregated")
         assert decision.reason == "scheduler.path.mode is disaggregated"
         assert {choice.role: choice.candidates[0].node for choice in decision.choices} == {

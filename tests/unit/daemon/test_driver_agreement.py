@@ -12,6 +12,8 @@ from pdd.core.errors import NodeUnavailable
 from pdd.daemon.agreement import AgreementOfOne, AgreementUnavailable, Follower
 from pdd.daemon.cluster_admin import cluster_admin
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
+from pdd.scheduler.group_events import LeadershipChanged
+from pdd.tls.security import PLAIN
 from tests.unit.daemon.fake_engine import out
 from tests.unit.daemon.grpc_cluster import WAIT_S, GrpcCluster, grpc_cluster
 from tests.unit.daemon.test_driver_over_grpc import generate, text_of, text_request
@@ -22,6 +24,7 @@ class NoMajority:
 
     def __init__(self, before: AgreementOfOne) -> None:
         self._before = before
+        self.fault = "the replica ended"
 
     @property
     def state(self) -> CellState:
@@ -118,3 +121,23 @@ async def test_what_was_cordoned_before_this_scheduler_started_is_cordoned_at_jo
         await cluster.scheduler.until(lambda: cluster.scheduler.states() != {})
         (info,) = cluster.scheduler.driver.list_nodes()
         assert (info.state, info.state_reason) == ("cordoned", "cordoned: why")
+
+
+async def test_what_is_read_may_be_old_while_nobody_leads_or_the_own_replica_does_not_run() -> None:
+    agreement = NoMajority(AgreementOfOne())
+    async with grpc_cluster(agreement=agreement) as cluster:
+        driver = cluster.scheduler.driver
+        assert driver.stale_reason == "", "a single scheduler's copy is all there is"
+        group = driver.join_group(
+            name="scheduler-0",
+            addresses={"scheduler-0": "127.0.0.1:1"},
+            security=PLAIN,
+            say=lambda _: None,
+        )
+        assert driver.stale_reason.startswith("no scheduler leads: ")
+        group.leader_is("scheduler-0")
+        driver._step(LeadershipChanged(leads=True))
+        assert "replica of this scheduler does not run (the replica ended)" in driver.stale_reason
+        agreement.fault = ""
+        assert driver.stale_reason == ""
+        await group.close()

@@ -153,7 +153,9 @@ class NoMajority(AgreementOfOne):
 @asynccontextmanager
 async def served(settings: SettingsDesk) -> AsyncIterator[settings_pb2_grpc.SettingsStub]:
     server = grpc.aio.server()
-    settings_pb2_grpc.add_SettingsServicer_to_server(SettingsServicer(settings), server)
+    settings_pb2_grpc.add_SettingsServicer_to_server(
+        SettingsServicer(settings, stale_reason=lambda: ""), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
