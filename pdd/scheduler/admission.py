@@ -76,8 +76,10 @@ def admit(state: State, request: Request, now_s: float) -> list[Effect]:
             return _refuse(state, request, now_s, error, verdict)
         if (late := _predicted_too_late(state, request, now_s)) is not None:
             return _refuse(state, request, now_s, late, verdict)
-        request.blocked_s = None if verdict.is_own else now_s
-        request.early_s = now_s if verdict.is_early else None
+        if verdict.is_early:
+            request.comes_early(now_s)
+        elif not verdict.is_own:
+            request.finds_no_room(now_s)
     state.add(request)
     _count(state, request, expected_tokens)
     if isinstance(verdict, Placement) and len(state.queue) < _unseen_from(state):
@@ -206,8 +208,7 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
         shape = _shape(question)
         keeps = state.kept_for is not None and state.kept_for[0] == request.id
         if not question.avoid and not keeps and any(one.covers(shape) for one in refused):
-            if request.blocked_s is None:
-                request.blocked_s = now_s
+            request.finds_no_room(now_s)
             continue
         verdict = state.policy.place(question, state.nodes)
         if isinstance(verdict, Placement):
@@ -215,15 +216,14 @@ def place_waiting(state: State, now_s: float) -> list[Effect]:
             effects += _place(state, request, question, verdict)
             continue
         _note_waiting(state, request, now_s, verdict)
-        request.early_s = now_s if verdict.is_early else None
+        request.early_s = None
         if verdict.is_early:
-            request.blocked_s = None  # there is room: it has not waited for that
+            request.comes_early(now_s)
         if verdict.is_own:
             if keeps:
                 state.kept_for = None
             continue
-        if request.blocked_s is None:
-            request.blocked_s = now_s
+        request.finds_no_room(now_s)
         if not question.avoid and request.request.sampling.max_tokens > 1:
             refused.append(shape)
         if is_first:

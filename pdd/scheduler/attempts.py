@@ -36,7 +36,7 @@ def start(state: State, request: Request, question: Question, placement: Placeme
         request.waited_for_prefill = state.roles.waits_for_prefill
     if request.early_s is not None:
         request.waited_for_prefill = True
-    request.blocked_s = request.early_s = None
+    request.waits_no_longer()
     request.first_tokens = {}
     state.counts.placed += 1
     state.policy.remember(question, placement)

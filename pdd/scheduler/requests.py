@@ -47,7 +47,8 @@ class Request:
     of the present attempt has sampled for those that another node goes on with.
     ``is_whole``: it is only placed where its longest output fits, and keeps its blocks to its end.
     ``interruption``: why the present attempt is not the first; empty for the first.
-    ``blocked_s``: since when it could be placed but for room; None while nothing blocks it.
+    ``blocked_s``: since when it could be placed but for room, put back by ``blocked_for_s``: how
+    long it was blocked before, between which it was too early; None while nothing blocks it.
     ``early_s``: when it was last seen that a place would be kept for it too early; None if not.
     ``noted_s``: when its waiting was last put on record.
     ``cached_guess``: node and prompt tokens that it was believed to hold at the last placement.
@@ -71,6 +72,7 @@ class Request:
     is_whole: bool = False
     interruption: str = ""
     blocked_s: float | None = None
+    blocked_for_s: float = 0.0
     early_s: float | None = None
     noted_s: float | None = None
     cached_guess: tuple[NodeName, int] | None = None
@@ -105,6 +107,23 @@ class Request:
         """Change phase; only along the table."""
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
+
+    def finds_no_room(self, now_s: float) -> None:
+        """It is this one's turn, and all that could have it are full."""
+        self.early_s = None
+        if self.blocked_s is None:
+            self.blocked_s = now_s - self.blocked_for_s
+
+    def comes_early(self, now_s: float) -> None:
+        """There is room, of which nothing is kept for it yet: it does not wait for that now."""
+        self.early_s = now_s
+        if self.blocked_s is not None:
+            self.blocked_for_s, self.blocked_s = now_s - self.blocked_s, None
+
+    def waits_no_longer(self) -> None:
+        """It is placed."""
+        self.blocked_s = self.early_s = None
+        self.blocked_for_s = 0.0
 
     def close_choice(self, choice_index: int) -> None:
         """One of its outputs is complete."""

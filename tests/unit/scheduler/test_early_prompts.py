@@ -158,3 +158,44 @@ def test_room_that_was_kept_for_one_is_given_to_others_once_it_is_too_early_for_
     assert waiting(cluster) == ["long 3"], "it is too early: three are ahead of it"
     assert state.kept_for is None
     assert ask(cluster, "another", SHORT) == ["another"]
+
+
+def test_who_is_early_now_and_then_has_waited_for_room_all_the_same() -> None:
+    """Else a prompt whose turn comes and goes with the prompts ahead of it never has room kept."""
+    cluster = make_cluster()
+    for index in range(3):
+        ask(cluster, f"long {index}", LONG)
+    shorts = [f"short {index}" for index in range(5)]
+    for name in shorts:
+        ask(cluster, name, SHORT)
+    ask(cluster, "long 3", LONG)
+    state = cluster.core._state
+    wait_s = 0.4 * state.settings.queue.patience_s
+    for index in range(5, 7):
+        cluster.step(Tick(), after_s=wait_s)
+        assert state.kept_for is None, "not yet"
+        cluster.step(RequestCancelled(request_id=RequestId(shorts.pop())))
+        assert state.requests[RequestId("long 3")].early_s is not None
+        cluster.step(Tick(), after_s=wait_s)
+        assert state.kept_for is None, "while it is early there is room"
+        shorts.append(f"short {index}")
+        assert ask(cluster, shorts[-1], SHORT) == shorts[-1:]
+        cluster.step(Tick(), after_s=1.0)
+        assert state.requests[RequestId("long 3")].early_s is None, "all are taken again"
+    cluster.step(Tick(), after_s=wait_s)
+    assert state.kept_for is not None
+    assert state.kept_for[:2] == ("long 3", "decode-0")
+
+
+def test_who_needs_no_less_than_one_that_finds_no_room_is_not_early_any_more() -> None:
+    """Else its prompt counts twice as work for the prefill nodes."""
+    cluster = make_cluster()
+    for index in range(5):
+        ask(cluster, f"long {index}", LONG)
+    requests = cluster.core.requests
+    late = [requests[RequestId(name)] for name in ("long 3", "long 4")]
+    assert [one.early_s is None for one in late] == [False, False]
+    for index in range(5):
+        ask(cluster, f"short {index}", SHORT)
+    cluster.step(Tick(), after_s=1.0)
+    assert [(one.early_s, one.blocked_s) for one in late] == [(None, cluster.now_s)] * 2
