@@ -4,8 +4,10 @@ A message that names what this release does not know is a ValueError: its stream
 scheduler that said it is asked to be upgraded by the log.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from pdd.cell.claims import HeardClaim
 from pdd.control.convert import (
     finish_from_proto,
     finish_to_proto,
@@ -92,6 +94,20 @@ def told_to_proto(
         plan = replace(request.plan, prefill_node=request.prefill, decode_node=request.decode)
         message.plan.CopyFrom(plan_to_proto(plan))
     return decisions_pb2.HolderItem(request=message)
+
+
+def all_told_to_proto(claims: Iterable[HeardClaim]) -> decisions_pb2.HolderItem:
+    """The end of what a scheduler tells a new leader, with the claims it has heard of."""
+    heard = [
+        decisions_pb2.HeardClaim(resume_key=one.key, scheduler=one.holder, age_s=one.age_s)
+        for one in claims
+    ]
+    return decisions_pb2.HolderItem(all_told=decisions_pb2.AllTold(claims=heard))
+
+
+def heard_claims_from_proto(message: decisions_pb2.AllTold) -> list[HeardClaim]:
+    """Empty from a release that knows none."""
+    return [HeardClaim(one.resume_key, one.scheduler, one.age_s) for one in message.claims]
 
 
 def told_from_proto(message: decisions_pb2.ToldRequest, *, holder: str) -> RequestTold:

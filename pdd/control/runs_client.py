@@ -165,6 +165,18 @@ class RunsClient:
             raise _unreachable(leader, error) from error
         return str(response.holder)
 
+    async def remember(self, scheduler: str, key: bytes) -> None:
+        """Tell another scheduler that this one leads and is about to run a key.
+
+        Raises:
+            SchedulerUnreachable: it does not answer in time, or follows another leader.
+        """
+        request = runs_pb2.RememberRequest(scheduler=self._scheduler, resume_key=key)
+        try:
+            await self._stub(scheduler).Remember(request, timeout=_CLAIM_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(scheduler, error) from error
+
     async def follow(self, holder: str, wanted: runs_pb2.FollowRequest) -> FollowedRun:
         """A request of another scheduler: ``wanted`` names it by its id, or by its key.
 

@@ -51,6 +51,10 @@ class RunsHandler(Protocol):
         """Who has a key. Raises NotLeading."""
         ...
 
+    def remember_here(self, key: bytes, scheduler: str) -> None:
+        """A scheduler leads and is about to run a key. Raises NotLeading: it does not lead."""
+        ...
+
     async def find_here(self, request_id: RequestId, *, tenant: str) -> Followed:
         """A request by its id. Raises PddError: there is none, or it is refused."""
         ...
@@ -83,6 +87,17 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise  # not reached: abort raised
         return runs_pb2.ClaimResponse(holder=holder)
+
+    async def Remember(
+        self, request: runs_pb2.RememberRequest, context: Any
+    ) -> runs_pb2.RememberResponse:
+        """Note what a leader has claimed."""
+        await self._admit(request.scheduler, context)
+        try:
+            self._handler.remember_here(request.resume_key, request.scheduler)
+        except NotLeading as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return runs_pb2.RememberResponse()
 
     async def Follow(self, request: runs_pb2.FollowRequest, context: Any) -> None:
         """Tell all of a request."""

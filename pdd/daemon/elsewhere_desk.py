@@ -6,11 +6,13 @@
 
 A key is claimed at the leader before its request begins: two schedulers that get the same key at
 the same time are told the same holder. That is one message and no consensus, and only requests with
-a key wait for it.
+a key wait for it. Where the leader claims a key for itself, the message goes the other way: another
+scheduler knows of it before the request begins (`KeyWitness`).
 
 When the leader is lost, its claims are. The next one grants none before the others have told it
-what they hold, keys included, as they do anyway before it gives places; and a request that was
-claimed at the former one and is being prepared (tokenised) asks again before it begins (`confirm`).
+what they hold, keys included, as they do anyway before it gives places, and what the former leader
+has told them to have; and a request that was claimed at the former one and is being prepared
+(tokenised) asks again before it begins (`confirm`).
 
 A scheduler that is cut off from the leader, or stands still, keeps its keys: its requests may well
 run on. Whoever is sent such a key meanwhile waits for CLAIM_WAIT_S and then says 503; if a node
@@ -20,10 +22,6 @@ comes with the request first, it is joined there. A key goes to the next that as
     nobody listens at its scheduler's address (``RunsClient.is_gone``): that process is over
     its request waits for a place, which but the leader can give: refused when it is told of again
     its scheduler has not been heard of for as long as any request may take (``run_s_max``)
-
-Open: the next leader knows the keys that the former one gave to itself by the log, which is told of
-them some tens of milliseconds later. One that it took just before it stood still, replica and all,
-is given away to whoever asks for it before the former leader or a node is back with it.
 
 The address is that of the scheduler's gRPC server, which listens for as long as the process lives;
 a firewall that refuses connections in its name would be believed. If a key was given away all the
@@ -37,7 +35,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from pdd.cell.claims import CLAIMS_MAX, KeyClaims
+from pdd.cell.claims import CLAIMS_MAX, HeardClaim, KeyClaims
 from pdd.cell.sequences import SequenceRow, SequenceTable
 from pdd.control.leader_server import NotLeading
 from pdd.control.runs_client import END_TIMEOUT_S, RunsClient, SchedulerUnreachable
@@ -46,6 +44,7 @@ from pdd.core.identity import RequestId
 from pdd.core.ports import Clock, Sink
 from pdd.core.requests import GenerateRequest
 from pdd.daemon.group_desk import LOST_AFTER_S, GroupDesk
+from pdd.daemon.key_witness import KeyWitness
 from pdd.gateway.elsewhere import Remote
 from pdd.gateway.run import Run, RunName
 from pdd.gateway.runs import Runs
@@ -78,6 +77,7 @@ class ElsewhereDesk:
         self._group = group
         self._table = table
         self._client = client
+        self._witness = KeyWitness(client)
         self._clock = clock
         self._run_s_max = run_s_max
         self._runs: Runs | None = None
@@ -102,7 +102,8 @@ class ElsewhereDesk:
         return self._claims.told(key, holder, stands=stands)
 
     def _new_claims(self) -> KeyClaims:
-        return KeyClaims(holder_of=self._table.holder_of)
+        heard = self._group.heard_claims.holder_of
+        return KeyClaims(sources=(heard, self._table.holder_of))
 
     # --- for the own front door --------------------------------------------------------------
 
@@ -297,10 +298,17 @@ class ElsewhereDesk:
             if holder is None or holder == scheduler or not await self._has_let_go(key, holder):
                 break
             without.add(holder)
+        self._check_still_leads(leadership)
+        holder = self._claims.claim(key, scheduler, without=without)
+        if holder == scheduler == self._name:
+            await self._witness.tell(key)
+            self._check_still_leads(leadership)
+        return holder
+
+    def _check_still_leads(self, leadership: int) -> None:
         self._check_leads()
         if leadership != self._leadership:
             raise NotLeading("who leads has changed while it was asked who has the key")
-        return self._claims.claim(key, scheduler, without=without)
 
     def _check_leads(self) -> None:
         if not self._group.leads:
@@ -310,6 +318,13 @@ class ElsewhereDesk:
                 f"{self._name} has just come to lead, and {', '.join(unheard)} has not told yet "
                 "what it has"
             )
+
+    def remember_here(self, key: bytes, scheduler: str) -> None:
+        """See ``RunsHandler``. Whoever follows another leader has told that one already what it has
+        heard of, so that this would come too late."""
+        if scheduler != self._group.leader:
+            raise NotLeading(f"{self._name} follows {self._group.leader or 'nobody'}")
+        self._group.heard_claims.note(HeardClaim(key, scheduler, 0.0), self._clock())
 
     async def _has_let_go(self, key: bytes, holder: str) -> bool:
         """Whether nothing of that key can run at a scheduler (any more); see the module."""

@@ -20,8 +20,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from pdd.cell.claims import HeardClaims
 from pdd.control.group_convert import (
+    all_told_to_proto,
     decision_from_proto,
+    heard_claims_from_proto,
     news_from_proto,
     news_to_proto,
     place_to_proto,
@@ -136,6 +139,9 @@ class GroupDesk:
         """Before this one. If it is lost, nodes tell what it had."""
         self._have_told: set[str] = set()
         """Since this one leads: schedulers that have told all they had."""
+        self.heard_claims = HeardClaims()
+        """Keys that leaders have claimed for themselves. Whoever comes to lead hears of them from
+        all others before it grants any."""
         self.on_key_told: Callable[[bytes, str, Callable[[str], bool]], str] = _is_its_own
         """When this one leads: which scheduler has a request of a client's key. Returns which one
         may have: it, or who has claimed the key since, if the third says that this one runs it."""
@@ -296,6 +302,8 @@ class GroupDesk:
                     if item.news.is_over:
                         self._step(RequestCancelled(request_id=RequestId(item.news.request_id)))
             case "all_told":
+                for claim in heard_claims_from_proto(item.all_told):
+                    self.heard_claims.note(claim, self._clock())
                 self._have_told.add(name)
                 for request_id in self._untold.pop(name, set()):
                     self._step(RequestCancelled(request_id=request_id))
@@ -462,7 +470,7 @@ class GroupDesk:
         for request_id in self._core.requests:
             if request_id not in self._told:
                 self._tell(request_id)
-        link.send(decisions_pb2.HolderItem(all_told=decisions_pb2.AllTold()))
+        link.send(all_told_to_proto(self.heard_claims.all(self._clock())))
         self.on_leader_attached()
 
     def leader_said(self, link: LeaderLink, item: decisions_pb2.LeaderItem) -> None:

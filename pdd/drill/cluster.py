@@ -163,11 +163,21 @@ class DrillCluster:
 
     def freeze(self, name: str, *, with_children: bool) -> None:
         """SIGSTOP."""
-        member, pid = self._members[name], self._process(name).pid
-        children = psutil.Process(pid).children(recursive=True) if with_children else []
-        member.stopped_pids = (pid, *(child.pid for child in children))
-        for one in member.stopped_pids:
-            os.kill(one, signal.SIGSTOP)
+        if with_children:
+            self.freeze_replica(name)
+        self._stop_pids(name, self._process(name).pid)
+
+    def freeze_replica(self, name: str) -> None:
+        """A scheduler's only child: it says nothing to the log any more, and itself goes on until
+        it notices."""
+        children = psutil.Process(self._process(name).pid).children(recursive=True)
+        self._stop_pids(name, *(child.pid for child in children))
+
+    def _stop_pids(self, name: str, *pids: int) -> None:
+        member = self._members[name]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        member.stopped_pids = tuple(dict.fromkeys((*member.stopped_pids, *pids)))
 
     def thaw(self, name: str) -> None:
         """SIGCONT."""

@@ -34,8 +34,20 @@ class HolderHello(_message.Message):
     def __init__(self, scheduler: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class AllTold(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("claims",)
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    claims: _containers.RepeatedCompositeFieldContainer[HeardClaim]
+    def __init__(self, claims: _Optional[_Iterable[_Union[HeardClaim, _Mapping]]] = ...) -> None: ...
+
+class HeardClaim(_message.Message):
+    __slots__ = ("resume_key", "scheduler", "age_s")
+    RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    resume_key: bytes
+    scheduler: str
+    age_s: float
+    def __init__(self, resume_key: _Optional[bytes] = ..., scheduler: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class ToldRequest(_message.Message):
     __slots__ = ("parameters", "prompt_token_count", "tenant", "affinity_key", "keys", "age_s", "phase", "plan", "granted_token_count", "is_whole", "interruption", "output_token_count", "choice_count", "open_choices", "first_token_choices")

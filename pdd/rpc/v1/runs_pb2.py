@@ -27,7 +27,7 @@ from pdd.rpc.v1 import decisions_pb2 as pdd_dot_rpc_dot_v1_dot_decisions__pb2
 from pdd.rpc.v1 import inference_pb2 as pdd_dot_rpc_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pdd/rpc/v1/runs.proto\x12\npdd.rpc.v1\x1a\x18pdd/rpc/v1/cluster.proto\x1a\x1apdd/rpc/v1/decisions.proto\x1a\x1apdd/rpc/v1/inference.proto\"J\n\x0c\x43laimRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nresume_key\x18\x02 \x01(\x0c\x12\x13\n\x0breleased_by\x18\x03 \x01(\t\"\x1f\n\rClaimResponse\x12\x0e\n\x06holder\x18\x01 \x01(\t\"\x89\x01\n\rFollowRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x05 \x01(\t\x12\x1a\n\x12known_token_counts\x18\x06 \x03(\x05\"7\n\x0e\x46ollowResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.FollowItem\"\xd6\x01\n\nFollowItem\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x12.pdd.rpc.v1.SubmitH\x00\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x15.pdd.rpc.v1.PlacePlanH\x00\x12\'\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x16.pdd.rpc.v1.TokenFrameH\x00\x12!\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x12.pdd.rpc.v1.RunEndH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.pdd.rpc.v1.PlaceRefusedH\x00\x42\x06\n\x04item\"R\n\x06RunEnd\x12&\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x16.pdd.rpc.v1.NodeFinish\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.pdd.rpc.v1.Usage\"C\n\nEndRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"7\n\x0b\x45ndResponse\x12(\n\x06\x66\x61iled\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.PlaceRefused2\xbf\x01\n\x04Runs\x12<\n\x05\x43laim\x12\x18.pdd.rpc.v1.ClaimRequest\x1a\x19.pdd.rpc.v1.ClaimResponse\x12\x41\n\x06\x46ollow\x12\x19.pdd.rpc.v1.FollowRequest\x1a\x1a.pdd.rpc.v1.FollowResponse0\x01\x12\x36\n\x03\x45nd\x12\x16.pdd.rpc.v1.EndRequest\x1a\x17.pdd.rpc.v1.EndResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pdd/rpc/v1/runs.proto\x12\npdd.rpc.v1\x1a\x18pdd/rpc/v1/cluster.proto\x1a\x1apdd/rpc/v1/decisions.proto\x1a\x1apdd/rpc/v1/inference.proto\"J\n\x0c\x43laimRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nresume_key\x18\x02 \x01(\x0c\x12\x13\n\x0breleased_by\x18\x03 \x01(\t\"\x1f\n\rClaimResponse\x12\x0e\n\x06holder\x18\x01 \x01(\t\"8\n\x0fRememberRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nresume_key\x18\x02 \x01(\x0c\"\x12\n\x10RememberResponse\"\x89\x01\n\rFollowRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x05 \x01(\t\x12\x1a\n\x12known_token_counts\x18\x06 \x03(\x05\"7\n\x0e\x46ollowResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.pdd.rpc.v1.FollowItem\"\xd6\x01\n\nFollowItem\x12!\n\x03job\x18\x01 \x01(\x0b\x32\x12.pdd.rpc.v1.SubmitH\x00\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x15.pdd.rpc.v1.PlacePlanH\x00\x12\'\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x16.pdd.rpc.v1.TokenFrameH\x00\x12!\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x12.pdd.rpc.v1.RunEndH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.pdd.rpc.v1.PlaceRefusedH\x00\x42\x06\n\x04item\"R\n\x06RunEnd\x12&\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x16.pdd.rpc.v1.NodeFinish\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.pdd.rpc.v1.Usage\"C\n\nEndRequest\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"7\n\x0b\x45ndResponse\x12(\n\x06\x66\x61iled\x18\x01 \x01(\x0b\x32\x18.pdd.rpc.v1.PlaceRefused2\x86\x02\n\x04Runs\x12<\n\x05\x43laim\x12\x18.pdd.rpc.v1.ClaimRequest\x1a\x19.pdd.rpc.v1.ClaimResponse\x12\x45\n\x08Remember\x12\x1b.pdd.rpc.v1.RememberRequest\x1a\x1c.pdd.rpc.v1.RememberResponse\x12\x41\n\x06\x46ollow\x12\x19.pdd.rpc.v1.FollowRequest\x1a\x1a.pdd.rpc.v1.FollowResponse0\x01\x12\x36\n\x03\x45nd\x12\x16.pdd.rpc.v1.EndRequest\x1a\x17.pdd.rpc.v1.EndResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,18 +38,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLAIMREQUEST']._serialized_end=193
   _globals['_CLAIMRESPONSE']._serialized_start=195
   _globals['_CLAIMRESPONSE']._serialized_end=226
-  _globals['_FOLLOWREQUEST']._serialized_start=229
-  _globals['_FOLLOWREQUEST']._serialized_end=366
-  _globals['_FOLLOWRESPONSE']._serialized_start=368
-  _globals['_FOLLOWRESPONSE']._serialized_end=423
-  _globals['_FOLLOWITEM']._serialized_start=426
-  _globals['_FOLLOWITEM']._serialized_end=640
-  _globals['_RUNEND']._serialized_start=642
-  _globals['_RUNEND']._serialized_end=724
-  _globals['_ENDREQUEST']._serialized_start=726
-  _globals['_ENDREQUEST']._serialized_end=793
-  _globals['_ENDRESPONSE']._serialized_start=795
-  _globals['_ENDRESPONSE']._serialized_end=850
-  _globals['_RUNS']._serialized_start=853
-  _globals['_RUNS']._serialized_end=1044
+  _globals['_REMEMBERREQUEST']._serialized_start=228
+  _globals['_REMEMBERREQUEST']._serialized_end=284
+  _globals['_REMEMBERRESPONSE']._serialized_start=286
+  _globals['_REMEMBERRESPONSE']._serialized_end=304
+  _globals['_FOLLOWREQUEST']._serialized_start=307
+  _globals['_FOLLOWREQUEST']._serialized_end=444
+  _globals['_FOLLOWRESPONSE']._serialized_start=446
+  _globals['_FOLLOWRESPONSE']._serialized_end=501
+  _globals['_FOLLOWITEM']._serialized_start=504
+  _globals['_FOLLOWITEM']._serialized_end=718
+  _globals['_RUNEND']._serialized_start=720
+  _globals['_RUNEND']._serialized_end=802
+  _globals['_ENDREQUEST']._serialized_start=804
+  _globals['_ENDREQUEST']._serialized_end=871
+  _globals['_ENDRESPONSE']._serialized_start=873
+  _globals['_ENDRESPONSE']._serialized_end=928
+  _globals['_RUNS']._serialized_start=931
+  _globals['_RUNS']._serialized_end=1193
 # @@protoc_insertion_point(module_scope)

@@ -25,6 +25,18 @@ class ClaimResponse(_message.Message):
     holder: str
     def __init__(self, holder: _Optional[str] = ...) -> None: ...
 
+class RememberRequest(_message.Message):
+    __slots__ = ("scheduler", "resume_key")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    resume_key: bytes
+    def __init__(self, scheduler: _Optional[str] = ..., resume_key: _Optional[bytes] = ...) -> None: ...
+
+class RememberResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FollowRequest(_message.Message):
     __slots__ = ("scheduler", "request_id", "tenant", "path", "idempotency_key", "known_token_counts")
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]

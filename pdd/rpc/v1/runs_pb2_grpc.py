@@ -40,6 +40,11 @@ class RunsStub:
                 request_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.ClaimRequest.SerializeToString,
                 response_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.ClaimResponse.FromString,
                 _registered_method=True)
+        self.Remember = channel.unary_unary(
+                '/pdd.rpc.v1.Runs/Remember',
+                request_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.RememberRequest.SerializeToString,
+                response_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.RememberResponse.FromString,
+                _registered_method=True)
         self.Follow = channel.unary_stream(
                 '/pdd.rpc.v1.Runs/Follow',
                 request_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.FollowRequest.SerializeToString,
@@ -59,6 +64,15 @@ class RunsServicer:
     def Claim(self, request, context):
         """Claim asks the leader whether the asking scheduler may run an idempotency key. Idempotent.
         Errors: FAILED_PRECONDITION (not the leader).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remember(self, request, context):
+        """Remember tells that the asking scheduler, which leads, is about to run an idempotency key itself:
+        whoever leads next hears of it from the one that is told, before it gives the key to another.
+        Idempotent. Errors: FAILED_PRECONDITION (the one that is told follows another leader).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,6 +102,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Claim,
                     request_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.ClaimRequest.FromString,
                     response_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.ClaimResponse.SerializeToString,
+            ),
+            'Remember': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remember,
+                    request_deserializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.RememberRequest.FromString,
+                    response_serializer=pdd_dot_rpc_dot_v1_dot_runs__pb2.RememberResponse.SerializeToString,
             ),
             'Follow': grpc.unary_stream_rpc_method_handler(
                     servicer.Follow,
@@ -128,6 +147,33 @@ class Runs:
             '/pdd.rpc.v1.Runs/Claim',
             pdd_dot_rpc_dot_v1_dot_runs__pb2.ClaimRequest.SerializeToString,
             pdd_dot_rpc_dot_v1_dot_runs__pb2.ClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdd.rpc.v1.Runs/Remember',
+            pdd_dot_rpc_dot_v1_dot_runs__pb2.RememberRequest.SerializeToString,
+            pdd_dot_rpc_dot_v1_dot_runs__pb2.RememberResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,11 +1,11 @@
 """Who may run a key: one scheduler at a time, whatever order they ask in."""
 
-from pdd.cell.claims import KeyClaims
+from pdd.cell.claims import HeardClaim, HeardClaims, KeyClaims
 
 
 def claims(*, rows: dict[bytes, str] | None = None, most: int = 10) -> KeyClaims:
     said = {} if rows is None else rows
-    return KeyClaims(holder_of=said.get, claims_max=most)
+    return KeyClaims(sources=(said.get,), claims_max=most)
 
 
 def told(one: KeyClaims, holder: str, *, runs: str = "") -> str:
@@ -77,3 +77,28 @@ def test_beyond_the_bound_the_oldest_claim_is_forgotten() -> None:
     assert len(one) == 2
     assert one.claim(b"3", "b") == "a"
     assert one.claim(b"1", "b") == "b"
+
+
+def test_what_a_leader_has_claimed_for_itself_comes_before_older_rows() -> None:
+    rows, heard = {b"k": "c"}, {b"k": "a"}
+    one = KeyClaims(sources=(heard.get, rows.get))
+    assert one.claim(b"k", "b") == "a"
+    assert one.claim(b"k", "b", without="a") == "c"
+    assert one.claim(b"k", "b", without="ac") == "b"
+
+
+def test_of_two_claims_that_were_heard_the_later_one_counts_whichever_came_first() -> None:
+    for order in ((0, 1), (1, 0)):
+        heard = HeardClaims()
+        said = [HeardClaim(b"k", "a", 9.0), HeardClaim(b"k", "b", 2.0)]
+        for index in order:
+            heard.note(said[index], 100.0)
+        assert heard.holder_of(b"k") == "b"
+        assert heard.all(101.0) == [HeardClaim(b"k", "b", 3.0)]
+
+
+def test_beyond_the_bound_what_was_noted_first_is_forgotten() -> None:
+    heard = HeardClaims(claims_max=2)
+    for now_s, key in enumerate((b"1", b"2", b"1", b"3")):
+        heard.note(HeardClaim(key, "a", 0.0), now_s)
+    assert [heard.holder_of(key) for key in (b"1", b"2", b"3")] == ["a", None, "a"]

@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from pdd.cell.claims import HeardClaims
 from pdd.cell.codec import CODEC, SoftEntry
 from pdd.cell.sequences import HolderLost, SequenceTable, encode_rows
 from pdd.control.runs_client import RunsClient, SchedulerUnreachable
@@ -44,6 +45,7 @@ class FakeGroup:
     leads: bool = False
     silent: dict[str, float] = field(default_factory=dict)
     unheard: list[str] = field(default_factory=list)
+    heard_claims: HeardClaims = field(default_factory=HeardClaims)
     waiting: set[tuple[bytes, str]] = field(default_factory=set)
     """Keys of requests that wait for their first place, and at whom."""
 
@@ -222,7 +224,7 @@ async def test_without_a_leader_a_key_is_not_run_on_suspicion(
 
 
 async def test_a_holder_that_is_silent_and_whose_process_is_over_loses_its_keys() -> None:
-    async with sides() as (a, b):
+    async with sides("abc") as (a, b, _):
         await b.ask()
         await b.server.stop(grace=None)
         a.group.silent["b"] = LOST_AFTER_S + 1
@@ -263,8 +265,64 @@ async def test_a_key_whose_scheduler_stands_still_is_run_by_nobody_else(
         assert [len(side.inference.requests) for side in (a, b, c)] == [0, 1, 0]
 
 
+def leads_now(new: Side, *sides: Side) -> None:
+    """Whoever led, its log has said nothing of what it had claimed. All others have told ``new``
+    what they have heard."""
+    for side in sides:
+        side.desk.leader_is(new.name)
+        side.group.leader, side.group.leads = new.name, side is new
+        for claim in side.group.heard_claims.all(0.0):
+            new.group.heard_claims.note(claim, 0.0)
+
+
+@pytest.mark.parametrize("next_leader", [1, 2])
+async def test_a_key_that_the_leader_took_just_before_it_stood_still_is_run_by_nobody_else(
+    next_leader: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere_desk, "CLAIM_WAIT_S", 2.5)
+    async with sides("abc") as all_sides:
+        a, b, c = all_sides
+        await a.ask()
+        with standing_still(a):
+            leads_now(all_sides[next_leader], b, c)
+            for side in (b, c):
+                side.group.silent["a"] = LOST_AFTER_S + 1
+                with pytest.raises(NodeUnavailable, match="send the request again"):
+                    await side.ask(RequestId(f"r-{side.name}"))
+        await b.ask(RequestId("r-b"))
+        assert [len(side.inference.requests) for side in all_sides] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+async def test_the_leader_runs_a_key_when_one_of_the_others_knows_of_it(silent: int) -> None:
+    async with sides("abc") as all_sides:
+        a, knows = all_sides[0], all_sides[3 - silent]
+        with standing_still(all_sides[silent]):
+            await a.ask()
+        assert knows.group.heard_claims.holder_of(resume_key(NAME)) == "a"
+        assert len(a.inference.requests) == 1
+
+
+async def test_the_leader_does_not_run_a_key_of_which_no_other_scheduler_takes_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elsewhere_desk, "CLAIM_WAIT_S", 0.3)
+    async with sides("abc") as (a, b, c):
+        b.group.leader = "c"  # and a has not heard of that yet
+        await c.server.stop(grace=None)
+        with pytest.raises(NodeUnavailable, match=r"takes note of the key.*b follows c"):
+            await a.ask()
+        assert not a.inference.requests
+
+
+async def test_a_scheduler_that_is_alone_tells_nobody() -> None:
+    async with sides("a") as (a,):
+        await a.ask()
+        assert len(a.inference.requests) == 1
+
+
 async def test_a_key_is_free_when_its_scheduler_was_silent_for_as_long_as_a_request_takes() -> None:
-    async with sides() as (a, b):
+    async with sides("abc") as (a, b, _):
         await b.ask()
         a.group.silent["b"] = RUN_S_MAX
         with standing_still(b):
@@ -273,7 +331,7 @@ async def test_a_key_is_free_when_its_scheduler_was_silent_for_as_long_as_a_requ
 
 
 async def test_a_key_whose_request_waits_for_a_place_at_a_lost_scheduler_is_free() -> None:
-    async with sides() as (a, b):
+    async with sides("abc") as (a, b, _):
         await b.ask()
         a.group.silent["b"] = LOST_AFTER_S + 1
         a.group.waiting.add((resume_key(NAME), "b"))

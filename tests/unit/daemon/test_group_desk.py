@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdd.cell.claims import KeyClaims
+from pdd.cell.claims import HeardClaim, KeyClaims
 from pdd.control.group_convert import told_to_proto
 from pdd.control.leader_server import HolderSession
 from pdd.core.frames import EngineFacts
@@ -188,12 +188,24 @@ async def test_a_new_leader_says_which_keys_run_where_and_whom_it_has_not_heard(
     assert keys == {b"k0": "s0", b"r1": "s1", b"r2": "s2", b"r3": "s3"}
 
 
+async def test_what_the_former_leader_had_claimed_comes_from_whom_it_had_told() -> None:
+    witness, leader = Leader(), Leader()
+    witness.step(LeadershipChanged(leads=False))
+    witness.desk.heard_claims.note(HeardClaim(b"k", "s9", 1.5), 0.0)
+    link = Followed()
+    witness.desk.leader_attached(link)  # type: ignore[arg-type]
+    session = HolderSession("s1")
+    leader.desk.holder_attached(session)
+    leader.desk.holder_said(session, link.sent[-1])
+    assert leader.desk.heard_claims.all(0.0) == [HeardClaim(b"k", "s9", 1.5)]
+
+
 class Told:
     """Schedulers that tell a leader what they hold, and what it says to them."""
 
     def __init__(self, *names: str) -> None:
         self.leader = Leader(addresses=dict.fromkeys(("s0", *names), "a"))
-        claims = KeyClaims(holder_of=lambda key: None)
+        claims = KeyClaims(sources=())
         self.claims = claims
         self.leader.desk.on_key_told = lambda key, holder, runs: claims.told(
             key, holder, stands=runs
