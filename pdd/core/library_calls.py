@@ -5,8 +5,8 @@ A compiled function (`pdd.core.compiled`) can call no Python, and a call through
 cannot say, so the call is written out for the compiler here. It is the last thing to reach for: a
 wrong address or a wrong signature is no exception but a crash.
 
-Code in the cache keeps the call as this file once made it: whoever changes this file changes the
-files that use it, too (see `pdd.core.compiled`).
+Code in the cache keeps the call as this file once made it, and `pdd.core.compiled` sees no change
+of it: whoever changes this file changes the files that use it, too.
 """
 
 import ctypes

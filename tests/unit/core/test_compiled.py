@@ -46,9 +46,19 @@ def test_a_compiled_function_reads_what_cannot_be_written_and_wraps_around_at_it
     assert product.py_func(values[1:]) == 3
 
 
-def test_arguments_of_another_type_are_refused_instead_of_compiled_for():
+def test_arrays_of_another_type_are_refused_instead_of_compiled_for():
     with pytest.raises(TypeError, match="No matching definition"):
         product(np.array([1.5]))
+
+
+def test_numbers_are_converted_as_c_does_it():
+    """So ``compiled`` says; no call of it would be as quick if each were looked at."""
+
+    @compiled("int64(int64)")
+    def same(value):
+        return value
+
+    assert same(1.7) == 1
 
 
 def test_a_function_that_cannot_be_compiled_fails_when_it_is_defined():
@@ -64,17 +74,58 @@ def test_a_function_without_a_signature_is_refused():
         compiled()
 
 
-def test_a_call_into_another_file_is_refused_because_its_changes_would_not_be_seen(tmp_path):
-    (tmp_path / "first.py").write_text(MODULE)
-    (tmp_path / "second.py").write_text(
-        "from first import compiled, total\n"
-        '@compiled("int64(int64[::1])")\n'
-        "def other(values):\n"
-        "    return total(values)\n"
-    )
-    code, _, err = run(tmp_path, "second")
-    assert code == 1
-    assert "ValueError: other calls total of first, whose changes would not reach" in err
+OTHER = """
+from first import LIMIT, compiled, total
+
+@compiled("int64(int64[::1])")
+def limited(values):
+    return min(total(values), LIMIT)
+
+@compiled("int64(int64[::1])")
+def twice_limited(values):
+    return 2 * limited(values)
+
+import numpy as np
+print(twice_limited(np.arange(4)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("LIMIT = 5", "LIMIT = 4"), ("answer = 0", "answer = -2")]
+)
+def test_what_is_of_another_file_may_be_called_and_named_and_its_changes_are_seen(
+    tmp_path, before, after
+):
+    first = MODULE.replace("import numpy as np", "import numpy as np\nLIMIT = 5", 1)
+    (tmp_path / "first.py").write_text(first)
+    (tmp_path / "second.py").write_text(OTHER)
+    assert run(tmp_path, "second") == (0, "12 12\n10\n", "")
+    assert before in first
+    (tmp_path / "first.py").write_text(first.replace(before, after))
+    code, out, err = run(tmp_path, "second")
+    assert (code, out.splitlines()[-1], err) == (0, "8", "")
+
+
+def test_a_constant_of_the_function_around_it_is_part_of_its_name():
+    def made(step):
+        @compiled("int64(int64)")
+        def stepped(value):
+            return value + step
+
+        return stepped
+
+    one, two = made(1), made(2)
+    assert (one(1), two(1)) == (2, 3)
+    assert one.py_func.__qualname__ != two.py_func.__qualname__
+
+
+@pytest.mark.parametrize("value", [os, [1, 2], np.arange(3), len], ids=repr)
+def test_what_may_change_unseen_cannot_be_named(value):
+    def suspicious(number):
+        return number if value is None else 0
+
+    with pytest.raises(ValueError, match=r"suspicious names value, a .*would not reach cached"):
+        compiled("int64(int64)")(suspicious)
 
 
 def test_machine_code_is_kept_beside_the_source_and_found_there(tmp_path):
