@@ -99,6 +99,11 @@ class HeardClaims:
         said = self._said.get(key)
         return None if said is None else said[0]
 
+    def let_go(self, key: bytes, holder: str) -> None:
+        """It has nothing under that key (any more), as it says itself."""
+        if self.holder_of(key) == holder:
+            del self._said[key]
+
     def all(self, now_s: float) -> list[HeardClaim]:
         """For a scheduler that comes to lead."""
         return [

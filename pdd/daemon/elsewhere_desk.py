@@ -292,6 +292,8 @@ class ElsewhereDesk:
     async def claim_here(self, key: bytes, scheduler: str, *, released_by: str) -> str:
         """Who has a key. Raises NotLeading, also while it cannot know yet."""
         self._check_leads()
+        # Else who asks is sent to and fro between it and who is next, and neither has anything.
+        self._group.heard_claims.let_go(key, released_by)
         leadership, without = self._leadership, {released_by}
         while True:
             holder = self._claims.holder(key, without=without)

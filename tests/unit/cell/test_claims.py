@@ -97,6 +97,16 @@ def test_of_two_claims_that_were_heard_the_later_one_counts_whichever_came_first
         assert heard.all(101.0) == [HeardClaim(b"k", "b", 3.0)]
 
 
+def test_who_has_nothing_under_a_key_is_forgotten_and_nobody_else_is() -> None:
+    heard = HeardClaims()
+    heard.note(HeardClaim(b"k", "a", 0.0), 1.0)
+    heard.let_go(b"k", "b")
+    heard.let_go(b"other", "a")
+    assert heard.holder_of(b"k") == "a"
+    heard.let_go(b"k", "a")
+    assert heard.holder_of(b"k") is None
+
+
 def test_beyond_the_bound_what_was_noted_first_is_forgotten() -> None:
     heard = HeardClaims(claims_max=2)
     for now_s, key in enumerate((b"1", b"2", b"1", b"3")):

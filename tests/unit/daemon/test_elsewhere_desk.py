@@ -10,7 +10,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from pdd.cell.claims import HeardClaims
+from pdd.cell.claims import HeardClaim, HeardClaims
 from pdd.cell.codec import CODEC, SoftEntry
 from pdd.cell.sequences import HolderLost, SequenceTable, encode_rows
 from pdd.control.runs_client import RunsClient, SchedulerUnreachable
@@ -61,7 +61,7 @@ class Side:
 
     def __init__(self, name: str, addresses: dict[str, str]) -> None:
         self.name = name
-        self.group = FakeGroup(leads=name == "a", silent={"a": 0.0, "b": 0.0})
+        self.group = FakeGroup(leads=name == "a", silent=dict.fromkeys("abc", 0.0))
         self.table = SequenceTable()
         self.inference = Started()
         self.crashed: list[BaseException] = []
@@ -174,6 +174,15 @@ async def test_a_new_leader_knows_from_the_table_who_has_a_key() -> None:
         a.hear(held(R1, holder="b", tenant="default", key=resume_key(NAME)))
         await a.ask(RequestId("r-a"))
         assert (len(a.inference.requests), len(b.inference.requests)) == (0, 1)
+
+
+async def test_a_key_that_two_others_are_said_to_have_and_neither_has_is_run_by_the_third() -> None:
+    async with sides("abc") as (a, b, c):
+        a.group.heard_claims.note(HeardClaim(resume_key(NAME), "b", 0.0), 0.0)
+        a.hear(held(R1, holder="c", tenant="default", key=resume_key(NAME)))
+        await asyncio.wait_for(a.ask(), WAIT_S)
+        assert len(a.inference.requests) == 1
+        assert not b.inference.requests + c.inference.requests
 
 
 async def test_a_new_leader_grants_nothing_before_the_others_have_told_what_they_have() -> None:
