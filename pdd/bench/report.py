@@ -105,7 +105,8 @@ def warnings(
             "the machine is busy, or add --processes"
         )
     lag_ms = generator.loop_lag_ms["p99"]
-    if lag_ms is not None and lag_ms > _LATE_MS and generator.arrival_clock != KERNEL:
+    reads_late = lag_ms is not None and lag_ms > _LATE_MS
+    if reads_late and generator.reads and generator.arrival_clock != KERNEL:
         said.append(
             f"the generator's loop stood still for {lag_ms:g} ms or longer in 1 % of its turns, "
             f"and the kernel told no time for {generator.unstamped_reads:,} of "

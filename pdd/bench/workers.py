@@ -37,7 +37,7 @@ class GeneratorReport:
     ``lateness``: how long after they were due requests left (open loop). ``loop_lag``: how long its
     event loop kept a timer waiting. ``arrival_clock``: who says when bytes came, ``kernel`` or
     ``read``: the loop as it reads them, which cannot be better than its lag; ``kernel`` has
-    ``unstamped_reads`` that are the loop's, less than 1 % of ``reads``. ``clock_steps``: how often
+    ``unstamped_reads`` that are the loop's, 1 % of ``reads`` at most. ``clock_steps``: how often
     this machine's time was set meanwhile (see ``arrival_clock``).
     """
 
@@ -69,6 +69,13 @@ class Load:
     def duration_s(self) -> float:
         """From the load's start to the last answer's end."""
         return float(self.samples.end_s.max()) if self.samples.count else 0.0
+
+
+def clock_of(*, reads: int, unstamped_reads: int) -> str:
+    """Who said when bytes came. Where none came, nobody has seen that the kernel would."""
+    if reads and unstamped_reads <= _UNSTAMPED_FRACTION_MAX * reads:
+        return KERNEL
+    return READ
 
 
 def run_load(
@@ -237,7 +244,7 @@ class LoadRun:
                 loop_lag_ms=summary(np.concatenate([one.loop_lag_s for one in results])),
                 waited_for_connection=sum(result.waited_count for result in results),
                 cut_off=sum(result.cut_off_count for result in results),
-                arrival_clock=KERNEL if unstamped <= _UNSTAMPED_FRACTION_MAX * reads else READ,
+                arrival_clock=clock_of(reads=reads, unstamped_reads=unstamped),
                 reads=reads,
                 unstamped_reads=unstamped,
                 clock_steps=sum(result.clock_step_count for result in results),

@@ -8,7 +8,8 @@ that came with it, so at window 64 about a millisecond of each round is its own.
 
 Where every answer brings the next command, what one takes is but the window over the throughput.
 So the widest window is also measured at a throughput: commands come at ``PACED_PER_S``, and each is
-timed from when it was due, however late it could be sent.
+timed from when it was due, however late it was sent and answered. All are sent: a group that cannot
+keep up makes the measurement as much longer, and its percentiles show how far it fell behind.
 
 Then what a hard entry (a cordon, a join) takes beside soft ones, which come as a scheduler's pacing
 sends them: one entry every SOFT_BATCH_S with all that has come since, one on its way at a time.
@@ -54,13 +55,22 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacedRow:
-    """As above, at a throughput. ``offered_per_s``: what is wanted; what comes may be less."""
+    """As above, at a throughput. ``offered_per_s``: what is wanted. ``entries_per_s``: what was
+    answered in the time; the percentiles are of all that was due in it."""
 
     window: int
     offered_per_s: int
     entries_per_s: float
     p50_ms: float
     p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """To a command that came at a given time, on CLOCK_MONOTONIC."""
+
+    due_s: float
+    ended_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,42 +156,49 @@ async def _measure(client: GroupClient, *, window: int, seconds: float) -> Bench
 
 async def _measure_paced(client: GroupClient, *, window: int, seconds: float) -> PacedRow:
     sessions = [await client.open_session(timeout_s=COMMAND_TIMEOUT_S) for _ in range(window)]
-    took_ms: list[float] = []
+    answers: list[Answer] = []
     first_s = time.monotonic()
     every_s = window / PACED_PER_S
+    until_s = first_s + WARM_UP_S + seconds
     async with asyncio.TaskGroup() as tasks:
         for number, session in enumerate(sessions):
             due_s = first_s + number / PACED_PER_S
-            until_s = first_s + WARM_UP_S + seconds
-            tasks.create_task(_paced_load(session, number, due_s, every_s, until_s, took_ms))
+            tasks.create_task(paced_load(session, number, due_s, every_s, until_s, answers))
+    return paced_row(answers, window=window, seconds=seconds, until_s=until_s)
+
+
+def paced_row(
+    answers: Sequence[Answer], *, window: int, seconds: float, until_s: float
+) -> PacedRow:
+    """What was due in the last ``seconds`` before ``until_s``; the rest was to warm up."""
+    counted = [answer for answer in answers if answer.due_s >= until_s - seconds]
+    took_ms = [(answer.ended_s - answer.due_s) * 1000 for answer in counted]
+    in_time = [answer for answer in counted if answer.ended_s <= until_s]
     return PacedRow(
         window=window,
         offered_per_s=PACED_PER_S,
-        entries_per_s=len(took_ms) / seconds,
+        entries_per_s=len(in_time) / seconds,
         p50_ms=percentile(took_ms, 50),
         p99_ms=percentile(took_ms, 99),
     )
 
 
-async def _paced_load(
+async def paced_load(
     session: Session,
     number: int,
     due_s: float,
     every_s: float,
     until_s: float,
-    took_ms: list[float],
+    answers: list[Answer],
 ) -> None:
-    """Only commands that were due after the warm-up and ended within the time count."""
-    counting_from_s = due_s + WARM_UP_S
+    """Every command that is due before ``until_s``, however late it is by then."""
     count = 0
     while due_s < until_s:
         await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
         count += 1
         command = encode_put(f"key-{(number + count * 64) % KEY_COUNT}", count)
         await session.execute(command, timeout_s=COMMAND_TIMEOUT_S)
-        ended_s = time.monotonic()
-        if due_s >= counting_from_s and ended_s <= until_s:
-            took_ms.append((ended_s - due_s) * 1000)
+        answers.append(Answer(due_s=due_s, ended_s=time.monotonic()))
         due_s += every_s
 
 

@@ -14,7 +14,7 @@ from pdd.bench.ceiling import ceiling_server, measure_ceiling
 from pdd.bench.probe import calibrate, find_model
 from pdd.bench.report import warnings
 from pdd.bench.target import BodyOptions, Endpoint, Target
-from pdd.bench.workers import GeneratorReport
+from pdd.bench.workers import GeneratorReport, clock_of
 from pdd.cli.main import main
 from pdd.core.errors import NodeUnavailable, RequestFailed
 from tests.unit.bench import scripted_server as scripted
@@ -279,3 +279,11 @@ def generator_report(**fields):
 def test_a_generator_that_measures_itself_says_so(fields, words):
     said = warnings(generator_report(**fields), None, events_per_s=1.0)
     assert [words in one for one in said] == ([] if words is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("reads", "unstamped_reads", "clock"),
+    [(0, 0, "read"), (1, 1, "read"), (1000, 11, "read"), (1000, 10, "kernel"), (1, 0, "kernel")],
+)
+def test_the_kernel_is_named_only_where_it_has_said_when_bytes_came(reads, unstamped_reads, clock):
+    assert clock_of(reads=reads, unstamped_reads=unstamped_reads) == clock
