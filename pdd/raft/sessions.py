@@ -55,10 +55,6 @@ def encode_command(*, client_id: str, sequence: int, stamp_ms: int, body: bytes)
     return data
 
 
-def encode_open(*, client_id: str, stamp_ms: int) -> bytes:
-    return encode_command(client_id=client_id, sequence=0, stamp_ms=stamp_ms, body=b"")
-
-
 def decode_result(data: bytes) -> SessionResult:
     status, body = msgpack.unpackb(data)
     return SessionResult(_STATUSES[status], body)

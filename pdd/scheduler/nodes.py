@@ -158,10 +158,6 @@ class Node:
         """Blocks that are promised to nobody."""
         return self.usable_block_count - self.sums.leased
 
-    def growth_block_count(self) -> int:
-        """Blocks that the present leases may still grow by."""
-        return self.sums.claimed - self.sums.leased
-
     def long_block_count(self) -> int:
         """Blocks that long requests hold."""
         return self.sums.long_blocks
@@ -265,11 +261,6 @@ class Node:
         """They are here, or will not come. Idempotent."""
         if request_id in self.inbound_bytes:
             self._to_change().inbound_bytes -= self.inbound_bytes.pop(request_id)
-
-    @property
-    def inbound_size_bytes(self) -> int:
-        """KV bytes on their way here, in all."""
-        return self.sums.inbound_bytes
 
     def release(self, request_id: RequestId) -> None:
         """End a lease. Idempotent: the request may never have had one here."""

@@ -10,7 +10,6 @@ from pdd.raft.sessions import (
     SessionStatus,
     decode_result,
     encode_command,
-    encode_open,
 )
 from tests.simulation.raft.machine import ListMachine, encode_add
 
@@ -29,9 +28,14 @@ def add(
     return result.status, msgpack.unpackb(result.body) if result.body else []
 
 
+def opened(one: SessionedStateMachine, client: str, stamp_ms: int = 0) -> SessionStatus:
+    """A session begins with command 0."""
+    command = encode_command(client_id=client, sequence=0, stamp_ms=stamp_ms, body=b"")
+    return decode_result(one.apply(1, command)).status
+
+
 def open_session(one: SessionedStateMachine, client: str, stamp_ms: int = 0) -> None:
-    result = decode_result(one.apply(1, encode_open(client_id=client, stamp_ms=stamp_ms)))
-    assert result.status is SessionStatus.OK
+    assert opened(one, client, stamp_ms) is SessionStatus.OK
 
 
 def lists(one: SessionedStateMachine) -> tuple[int, ...]:
@@ -64,8 +68,7 @@ def test_opening_twice_changes_nothing() -> None:
     one = machine()
     open_session(one, "c")
     add(one, "c", 1, 10)
-    result = one.apply(1, encode_open(client_id="c", stamp_ms=0))
-    assert decode_result(result).status is SessionStatus.SEQUENCE_TOO_OLD
+    assert opened(one, "c") is SessionStatus.SEQUENCE_TOO_OLD
     assert add(one, "c", 1, 10) == (SessionStatus.OK, [10])
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdd.raft.sessions import SessionedStateMachine, encode_command, encode_open
+from pdd.raft.sessions import SessionedStateMachine, encode_command
 from pdd.replication import watching
 from pdd.replication.kv_machine import KvMachine, encode_add
 from pdd.replication.watching import Seen, WatchedMachine, WatchOverrunError
@@ -25,7 +25,7 @@ async def test_a_repeated_command_is_seen_once() -> None:
     watched = WatchedMachine(KvMachine())
     machine = SessionedStateMachine(watched, idle_ms_max=1000, max_sessions=9)
     watcher = watched.watch()
-    machine.apply(1, encode_open(client_id="c", stamp_ms=1))
+    machine.apply(1, encode_command(client_id="c", sequence=0, stamp_ms=1, body=b""))
     for index in (2, 3):
         command = encode_command(client_id="c", sequence=1, stamp_ms=1, body=encode_add("k", 7))
         machine.apply(index, command)
