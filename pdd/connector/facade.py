@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from pdd.connector.block_counter import BlockCounter
 from pdd.connector.metadata import StepMetadata
 from pdd.connector.process import die_with_parent
+from pdd.connector.queue_wait import QueueNaps
 from pdd.connector.scheduler_side import SchedulerSide, told_by_workers
 from pdd.connector.step_limiter import StepLimiter
 from pdd.connector.worker_settings import WorkerSettings
@@ -50,6 +51,9 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         die_with_parent()
         _check_version(vllm.__version__)
+        # Beside a GPU these processes have cores that nothing else computes on.
+        on_cpu = vllm_config.device_config.device_type == "cpu"
+        self._naps = QueueNaps() if on_cpu else None
         if len(kv_cache_config.kv_cache_groups) != 1:
             raise ValueError(
                 f"model has {len(kv_cache_config.kv_cache_groups)} KV cache groups; pdd moves "
@@ -95,6 +99,8 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         """Before the forward: open and cancel transfers (``start_load_kv`` comes after it)."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata)
+        if self._naps is not None:
+            self._naps.is_step_empty = connector_metadata.is_empty
         self._worker.begin_step(connector_metadata)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -175,7 +181,10 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """Once per step, empty steps too."""
-        return self._scheduler.step_metadata(scheduler_output)
+        step = self._scheduler.step_metadata(scheduler_output)
+        if self._naps is not None:
+            self._naps.is_step_empty = step.is_empty
+        return step
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Before vLLM acts on what the workers reported."""

@@ -7,6 +7,7 @@ can only mean that two installations were mixed; the worker half then refuses to
 2. ``census``; ``tables`` and what asks for them.
 3. Targets of prefill jobs that pull a prefix; loans of decode jobs.
 4. ``held_prompt_count``.
+5. ``is_empty``.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from pdd.connector.params import SourceNode
 from pdd.core.blocks import BlockCensus
 
-METADATA_VERSION = 4
+METADATA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,8 @@ class StepMetadata(KVConnectorMetadata):
     """Block tables of the jobs that were asked for; empty for those that hold none."""
     held_prompt_count: int = 0
     """Long prompts that wait for their turn."""
+    is_empty: bool = False
+    """Nothing is computed in this step."""
 
 
 @dataclass(kw_only=True)

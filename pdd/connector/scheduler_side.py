@@ -166,7 +166,8 @@ class SchedulerSide:
             request_id = self._request_ids.get(key)
             step.tables[key] = [] if request_id is None else self._counter.table_of(request_id)
         self._asked_keys.clear()
-        step.census = self._counter.look(is_idle=output.total_num_scheduled_tokens == 0)
+        step.is_empty = output.total_num_scheduled_tokens == 0
+        step.census = self._counter.look(is_idle=step.is_empty)
         self._steps.step_scheduled()
         self._steps.limit_next(self._requests)
         step.held_prompt_count = self._turns.held_count

@@ -142,6 +142,11 @@ class WorkerBook:
         source = self._sources.get(key)
         return source is not None and source.is_loan and not source.is_released
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is open whose end vLLM is to hear of."""
+        return bool(self._targets or self._sources)
+
     def is_read(self, key: str) -> bool:
         """Whether a source's blocks may still be read."""
         source = self._sources.get(key)

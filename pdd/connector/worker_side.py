@@ -38,7 +38,7 @@ from pdd.connector.metadata import (
     WorkerMetadata,
 )
 from pdd.connector.pool import pool_of
-from pdd.connector.worker_book import Outcome, Target, WorkerBook
+from pdd.connector.worker_book import Outcome, Received, Target, WorkerBook
 from pdd.connector.worker_messages import (
     blocks_of,
     connections_of,
@@ -59,6 +59,12 @@ _ASKED_KEYS_MAX = 64
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets a busy model thread delay each post by that much."""
+
+_EMPTY_STEP_S = 0.004
+"""Longest wait for news in a step that computes nothing. vLLM takes one such step after another, a
+millisecond apart, as long as blocks are on their way; each costs the engine's processes and the
+daemon half a millisecond, and a neighbour on the same processor its cache. A request that comes
+meanwhile waits so much longer at most."""
 
 _FENCE_TIMEOUT_S = 15.0
 """Longer than the transfer engine takes to force the end of a read (``quiesce_timeout_s``, then it
@@ -81,6 +87,7 @@ class WorkerSide:
         self._failed_blocks: set[int] = set()
         self._asked_keys: list[str] = []
         self._held_prompt_count = 0
+        self._is_step_empty = False
         self._counters: dict[str, float] = {"held_prompts": 0.0}  # as told
 
     def register(self, kv_caches: "dict[str, torch.Tensor]") -> None:
@@ -128,6 +135,7 @@ class WorkerSide:
                 f"{METADATA_VERSION}: two installations of pdd are mixed"
             )
         self._held_prompt_count = step.held_prompt_count
+        self._is_step_empty = step.is_empty
         for progress in step.progress:
             if self._rank == 0:
                 self._send(
@@ -180,13 +188,14 @@ class WorkerSide:
             self._abort_source(key, "prefill was aborted")
 
     def results(self, finished_request_ids: set[str]) -> tuple[set[str], set[str]]:
-        """Engine request ids to report as sent, and as received."""
-        events = self._transfer.poll()
-        with self._lock:
-            self._book.finished(finished_request_ids)
-            self._note(events)
-            received = self._book.take_received()
-            sent = self._book.take_sent()
+        """Engine request ids to report as sent, and as received.
+
+        An empty step with nothing to report waits for news, ``_EMPTY_STEP_S`` at most.
+        """
+        self._news.clear()  # before the look: what comes after it ends the wait
+        sent, received, may_wait = self._ended(finished_request_ids)
+        if may_wait and self._news.wait(_EMPTY_STEP_S):
+            sent, received, _ = self._ended(set())
         self._reported_tokens.update(received.first_tokens)
         for target, outcome in received.outcomes:
             self._report_outcome(target, outcome)
@@ -207,6 +216,17 @@ class WorkerSide:
         return WorkerMetadata(first_tokens=tokens, asked_keys=keys) if tokens or keys else None
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _ended(self, finished_request_ids: set[str]) -> tuple[set[str], Received, bool]:
+        """Sent and received since the last call, and whether it is worth waiting for more."""
+        events = self._transfer.poll()
+        with self._lock:
+            self._book.finished(finished_request_ids)
+            self._note(events)
+            received = self._book.take_received()
+            sent = self._book.take_sent()
+            nothing = not (sent or received.request_ids or self._asked_keys)
+            return sent, received, nothing and self._is_step_empty and self._book.is_waiting
 
     def _unreleased(self, keys: list[str]) -> list[str]:
         self._news.clear()
@@ -301,9 +321,11 @@ class WorkerSide:
             case AskTable():
                 with self._lock:
                     self._asked_keys = [*self._asked_keys[-_ASKED_KEYS_MAX + 1 :], message.key]
+                self._news.set()
             case FirstToken():
                 with self._lock:
                     self._book.first_token(message.key, message.token_id)
+                self._news.set()
             case DropSource():
                 with self._lock:
                     is_read = self._book.is_read(message.key)

@@ -271,7 +271,7 @@ class TestLeavingAPrefillJob:
         engine = make_engine()
         free = engine.free_block_count
         engine.add("p", PREFILL, prompt=prompt_of(100))
-        engine.step()
+        assert not engine.step().is_empty
         engine.abort("p")
         step = engine.step()
         assert step.aborted_sources == ["p/0"]
@@ -292,6 +292,7 @@ class TestDecodeJobs:
         assert target.block_ids == tuple(engine.blocks_of("d")[:7])
         assert engine.output is not None
         assert engine.output.total_num_scheduled_tokens == 0
+        assert step.is_empty, "so the worker half may wait for news"
         assert engine.step().opened_targets == [], "once"
 
     @pytest.mark.parametrize("count", [1, 16, 33, 64, 100])

@@ -1,5 +1,6 @@
 """The worker half between a scripted transfer engine and a scripted link; no vLLM engine."""
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ with warnings.catch_warnings():
 from pdd.connector import worker_book, worker_side
 from pdd.connector.link_messages import (
     AskConnections,
+    AskTable,
     Connections,
     ConnectRank,
     Counters,
@@ -63,8 +65,10 @@ class ScriptedEngine:
         self.peers: list[Any] = []
         self.counts: dict[str, int | float] = {}
         self.open: tuple[Connection, ...] = ()
+        self.looked = threading.Event()
 
     def poll(self) -> list[TransferEvent]:
+        self.looked.set()
         return self.batches.pop(0) if self.batches else []
 
     def target_open(self, key: str, *, source: Any, **fields: Any) -> None:
@@ -482,6 +486,56 @@ class TestSent:
         worker.results(released(), finished=finished)
         worker.side._on_link_message(DropSource(key=KEY, reason="nobody wants it"))
         assert not any(call[0] == "source_abort" for call in worker.engine.calls)
+
+
+class TestEmptySteps:
+    """vLLM takes one after another while it waits; each waits for news, not the next for time."""
+
+    def test_waits_and_returns_with_the_news(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(worker_side, "_EMPTY_STEP_S", 60.0)
+        worker = Worker()
+        worker.open_target()
+        worker.step(is_empty=True)
+        worker.engine.batches += [[], [completed()]]
+        worker.side._on_link_message(FirstToken(key=KEY, token_id=7))
+        worker.engine.looked.clear()
+        posting = threading.Thread(target=self.post_when_waited_for, args=(worker,))
+        posting.start()
+        assert worker.side.results(set()) == (set(), {"e1"})
+        posting.join()
+        assert worker.tokens() == {"e1": 7}
+
+    def post_when_waited_for(self, worker: Worker) -> None:
+        """As the transfer engine's thread: after the first look, which finds nothing."""
+        worker.engine.looked.wait()
+        worker.side._news.set()
+
+    @pytest.mark.parametrize(
+        "message", [FirstToken(key=KEY, token_id=7), AskTable(key=KEY)], ids=["token", "question"]
+    )
+    def test_the_daemon_ends_the_wait(self, message: LinkMessage) -> None:
+        worker = Worker()
+        worker.open_target()
+        worker.step(is_empty=True)
+        worker.side._news.clear()
+        worker.side._on_link_message(message)
+        assert worker.side._news.is_set()
+
+    @pytest.mark.parametrize("case", ["computes", "has something to report", "waits for nothing"])
+    def test_does_not_wait_when_it(self, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_wait(timeout_s: float) -> bool:
+            raise AssertionError(f"waited {timeout_s} s")
+
+        worker = Worker()
+        if case != "waits for nothing":
+            worker.open_target()
+        worker.step(is_empty=case != "computes")
+        monkeypatch.setattr(worker.side._news, "wait", no_wait)
+        if case == "has something to report":
+            worker.token()
+            assert worker.results(completed()) == (set(), {"e1"})
+        else:
+            assert worker.results() == NOTHING
 
 
 class TestPreemption:
