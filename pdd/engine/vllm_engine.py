@@ -60,6 +60,7 @@ from pdd.engine.vllm_cache_events import VllmCacheEvents
 from pdd.engine.vllm_forks import Forks, fork_key
 from pdd.engine.vllm_sampling import sampling_params
 from pdd.engine.vllm_settings import VllmSettings, engine_args
+from pdd.engine.vllm_warm_up import LIMIT_S, plan_of, warm_up
 from pdd.model.digest import tokenizer_digest, weights_digest
 from pdd.transfer.pairing import RankConnection, RankLink
 from pdd.transfer.values import Connection, Peer, PeerId
@@ -142,6 +143,7 @@ class VllmEngine:
             self._llm, self._native_seeds = started.llm, started.native_seeds
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 hellos = await self._link.hellos()
+            await self._warm_up(self._llm)
         except Exception as error:
             await self.stop()
             raise EngineFailed(f"vLLM did not start: {error}") from error
@@ -177,6 +179,46 @@ class VllmEngine:
             waiting_sequence_count=0,
         )
         return self._info
+
+    async def _warm_up(self, llm: "AsyncLLM") -> None:
+        """See ``vllm_warm_up``. Nothing of it stays in the prefix cache."""
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        def generate(
+            key: str, prompt: list[int], output_tokens: int
+        ) -> "AsyncGenerator[RequestOutput, None]":
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=output_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            outputs: AsyncGenerator[RequestOutput, None]
+            outputs = llm.generate(tokens_input(prompt), params, key)
+            return outputs
+
+        config = llm.vllm_config
+        plan = plan_of(
+            step_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_model_len=config.model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+        )
+        started_s = self._clock()
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await warm_up(generate, plan, vocab_size=config.model_config.get_vocab_size())
+        except TimeoutError:
+            log.warning("engine_warm_up_abandoned", limit_s=LIMIT_S)
+        else:
+            log.info(
+                "engine_warmed_up",
+                duration_s=round(self._clock() - started_s, 2),
+                prompt_token_count=plan.prompt_tokens,
+                sequence_count=plan.sequences,
+            )
+        await llm.reset_prefix_cache()
 
     def _build(self, args: dict[str, Any]) -> "StartedLlm":
         from pdd.engine.vllm_start import build_async_llm
