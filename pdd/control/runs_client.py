@@ -74,7 +74,10 @@ class FollowedRun:
             self._task.cancel()
 
     async def _close(self) -> None:
-        self._call.cancel()
+        """A call that anybody refers to keeps its connection, also when its channel is closed; and
+        whoever shows this may be kept for long."""
+        call, self._call = self._call, None
+        call.cancel()
         await self._channel.close()
 
     def _on_shown(self, task: asyncio.Task[None]) -> None:

@@ -1,10 +1,12 @@
 """Two schedulers over real gRPC: one asks for a key, the other has it, and the leader says so."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -15,6 +17,7 @@ from pdd.cell.codec import CODEC, SoftEntry
 from pdd.cell.sequences import HolderLost, SequenceTable, encode_rows
 from pdd.control.runs_client import RunsClient, SchedulerUnreachable
 from pdd.control.runs_server import RunsServicer
+from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import NodeUnavailable, RequestGone, UnknownRequest
 from pdd.core.identity import RequestId
 from pdd.daemon import elsewhere_desk
@@ -84,7 +87,7 @@ class Side:
             elsewhere=self.desk,
         )
         self.desk.serve(self.runs)
-        self.server = grpc.aio.server()
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
         runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(self.desk), self.server)
         addresses[name] = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
 
@@ -385,6 +388,30 @@ async def test_clients_that_have_seen_unlike_parts_of_it_all_go_on_at_another_sc
             "ab",
             "cd",
         ]
+
+
+def open_sockets() -> int:
+    """Of this process: of both schedulers."""
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(str(fd.readlink()))
+    return sum(link.startswith("socket:") for link in links)
+
+
+async def test_what_was_shown_to_its_end_is_kept_and_its_connection_is_not() -> None:
+    async with sides() as (has, shows):
+        await has.ask()
+        await shows.client.claim("a", resume_key(NAME), released_by="")
+        at_rest = open_sockets()  # those of short calls stay
+        run = has.runs.find(R1, tenant="default")
+        shown = await shows.ask(RequestId("r-other"))
+        assert open_sockets() > at_rest
+        run.token(R1, 0, 7, 0, "a")
+        run.ended(ended_well(completion_tokens=1))
+        await until_over(shown)
+        await until(lambda: open_sockets() == at_rest)
+        assert len(shows.runs) == 1
 
 
 async def test_a_stream_is_found_by_its_row_and_its_end_is_told_by_any() -> None:
