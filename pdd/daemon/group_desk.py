@@ -341,8 +341,8 @@ class GroupDesk:
         """Whether a scheduler that is not attached has a request of that key which waits for its
         first place. Only this one gives places, so it never runs: it is forgotten, and refused if
         its scheduler comes back with it."""
-        for request in self._core.requests.values():
-            if request.holder == holder and request.request.resume_key == key:
+        for request in self._core.requests_of_key(key):
+            if request.holder == holder:
                 if request.phase is not Phase.QUEUED or request.generation:
                     return False
                 self._others.pop(request.id, None)
@@ -383,10 +383,7 @@ class GroupDesk:
 
         def runs_it(other: str) -> bool:
             name = "" if other == self._name else other
-            return any(
-                request.holder == name and request.request.resume_key == key
-                for request in self._core.requests.values()
-            )
+            return any(one.holder == name for one in self._core.requests_of_key(key))
 
         return self.on_key_told(key, holder, runs_it)
 

@@ -9,6 +9,7 @@ and draws no random numbers. Invariants, checked by ``check``:
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import assert_never
 
 from pdd.core.identity import NodeName, RequestId, Role
@@ -215,6 +216,10 @@ class SchedulerCore:
     def requests(self) -> OrderedDict[RequestId, Request]:
         """Requests that have not ended, by arrival. To be read only."""
         return self._state.requests
+
+    def requests_of_key(self, key: bytes) -> Collection[Request]:
+        """Those of a client's key that have not ended. To be read only."""
+        return self._state.keyed.get(key, {}).values()
 
     @property
     def leads(self) -> bool:

@@ -12,6 +12,9 @@ def check(state: State) -> None:
     assert state.queue == sorted(state.queue, key=state.turn), "the queue is out of order"
     told = Counter(request.request.tenant for request in state.requests.values())
     assert state.tenants == told, "a tenant's requests are miscounted"
+    keyed = Counter(one.request.resume_key for one in state.requests.values())
+    del keyed[b""]
+    assert {key: len(ones) for key, ones in state.keyed.items()} == keyed, "a key is miscounted"
     queued = set(state.queue)
     assert len(queued) == len(state.queue), "a request is queued twice"
     for request_id, request in state.requests.items():

@@ -47,7 +47,7 @@ class State:
     ``rejections``: arrival index and latest useful placement of requests refused by prediction; the
     oldest go first, unjudged. ``cordons``: of nodes by name, which may be lost at the moment.
     ``now_s``: of the latest event. ``quotas``: what a tenant may have. ``tenants``: how many
-    requests each has; by ``add`` and ``end``.
+    requests each has, and ``keyed``: those of each client's key; by ``add`` and ``end``.
     """
 
     settings: SchedulerSettings
@@ -65,6 +65,7 @@ class State:
     nodes: Nodes = field(default_factory=Nodes)
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
     tenants: Counter[str] = field(default_factory=Counter)
+    keyed: dict[bytes, dict[RequestId, Request]] = field(default_factory=dict)
     queue: list[RequestId] = field(default_factory=list)
     arrival_count: int = 0
     completions_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
@@ -73,6 +74,8 @@ class State:
         """Know a request, until its ``end``."""
         self.requests[request.id] = request
         self.tenants[request.request.tenant] += 1
+        if key := request.request.resume_key:
+            self.keyed.setdefault(key, {})[request.id] = request
 
     def enqueue(self, request: Request) -> None:
         """At its turn among those who wait."""
@@ -153,4 +156,8 @@ class State:
         self.tenants[tenant] -= 1
         if not self.tenants[tenant]:
             del self.tenants[tenant]
+        if key := request.request.resume_key:
+            del self.keyed[key][request.id]
+            if not self.keyed[key]:
+                del self.keyed[key]
         return []
