@@ -23,7 +23,7 @@ from pdd.control.versions import SERVER_OPTIONS
 from pdd.core.errors import ConfigError
 from pdd.core.identity import NodeIdentity, NodeName
 from pdd.core.ports import Clock
-from pdd.daemon import notify
+from pdd.daemon import collector, notify
 from pdd.daemon.block_watch import BlockWatch
 from pdd.daemon.cache_feed import CacheFeed
 from pdd.daemon.core_claims import CoreClaims
@@ -242,9 +242,7 @@ class _NodeDaemon:
         tasks.append(asyncio.create_task(jobs.wait_crashed()))
         tasks.append(asyncio.create_task(cache.run()))
         failed = asyncio.create_task(engine.wait_failed())
-        # What was loaded stays: a full collection would walk it while every sequence's token waits.
-        gc.collect()
-        gc.freeze()
+        collector.settle()
         notify.notify_ready(grpc=address)
         try:
             await first_of(stop, failed, *tasks)
