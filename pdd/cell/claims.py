@@ -40,6 +40,10 @@ class KeyClaims:
             self._keep(key, holder)
         return self._holders[key]
 
+    def granted(self) -> list[tuple[bytes, str]]:
+        """All that is remembered, and to whom; the one that was asked for longest ago first."""
+        return list(self._holders.items())
+
     def claimed(self, key: bytes) -> str | None:
         """Who has claimed it, or has told of it; None: nobody that is remembered."""
         return self._holders.get(key)

@@ -93,8 +93,13 @@ class ElsewhereDesk:
         self._runs = runs
 
     def leader_is(self, leader: str | None) -> None:
-        """Claims are of one leadership. Call it before the group hears of it."""
+        """Claims are of one leadership. Call it before the group hears of it.
+
+        What this one has granted while it led is told to the next leader all the same: whoever had
+        asked for it may stand still by now, before its row was in the log."""
         self._leadership += 1
+        for key, holder in self._claims.granted():
+            self._group.heard_claims.note(HeardClaim(key, holder, 0.0), self._clock())
         self._claims = self._new_claims()
 
     def key_told(self, key: bytes, holder: str, stands: Callable[[str], bool]) -> str:

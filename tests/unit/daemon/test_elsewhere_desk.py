@@ -305,6 +305,23 @@ async def test_a_key_that_the_leader_took_just_before_it_stood_still_is_run_by_n
         assert [len(side.inference.requests) for side in all_sides] == [1, 0, 0]
 
 
+async def test_what_a_leader_has_granted_is_known_to_the_next_one_also_of_who_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elsewhere_desk, "CLAIM_WAIT_S", 2.5)
+    async with sides("abc") as all_sides:
+        a, b, c = all_sides
+        await b.ask()
+        with standing_still(b):
+            leads_now(c, a, c)
+            c.group.silent |= {"b": LOST_AFTER_S + 1, "c": 0.0}
+            for side in (a, c):
+                with pytest.raises(NodeUnavailable, match="send the request again"):
+                    await side.ask(RequestId(f"r-{side.name}"))
+        await c.ask(RequestId("r-c"))
+        assert [len(side.inference.requests) for side in all_sides] == [0, 1, 0]
+
+
 @pytest.mark.parametrize("silent", [1, 2])
 async def test_the_leader_runs_a_key_when_one_of_the_others_knows_of_it(silent: int) -> None:
     async with sides("abc") as all_sides:
