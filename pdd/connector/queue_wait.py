@@ -16,17 +16,19 @@ from typing import Any
 
 NAP_S = 0.0003
 """How much later a message is seen at most."""
+_OF_VLLM = "of_vllm"
+"""Of what stands in for vLLM's function: that function."""
 
 
 class QueueNaps:
-    """One per process: what it sets holds for every queue. ``is_step_empty``: the latest step
-    computes nothing."""
+    """One per process: what it sets holds for every queue, and the latest one alone is asked.
+    ``is_step_empty``: the latest step computes nothing."""
 
     def __init__(self) -> None:
         from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
         self.is_step_empty = False
-        spin_or_sleep = SpinCondition.wait
+        spin_or_sleep = getattr(SpinCondition.wait, _OF_VLLM, SpinCondition.wait)
 
         def wait(condition: Any, timeout_ms: int | None = None) -> None:
             spins = time.monotonic() <= condition.last_read + condition.busy_loop_s
@@ -35,4 +37,5 @@ class QueueNaps:
             else:
                 spin_or_sleep(condition, timeout_ms)
 
+        setattr(wait, _OF_VLLM, spin_or_sleep)
         SpinCondition.wait = wait

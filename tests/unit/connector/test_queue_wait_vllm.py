@@ -77,3 +77,12 @@ def test_an_idle_reader_sleeps_until_it_is_told_as_before(monkeypatch: pytest.Mo
     queue.naps.is_step_empty = True
     queue.reader._spin_condition.busy_loop_s = -1.0  # as if the last message were long ago
     assert queue.hand_over("the first for long") == {"sleep"}
+
+
+def test_a_second_one_in_a_process_stands_in_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+    queue.naps.is_step_empty = True
+    second = QueueNaps()
+    assert queue.hand_over("a step") == {"spin"}
+    second.is_step_empty = True
+    assert queue.hand_over("an empty one") == {f"nap of {NAP_S}"}
