@@ -38,7 +38,10 @@ def plan_of(*, step_tokens: int, max_model_len: int, max_num_seqs: int) -> WarmU
 
 
 async def warm_up(generate: Generate, plan: WarmUpPlan, *, vocab_size: int) -> None:
-    """Returns when everything is computed. Cancelling it aborts what runs; vLLM's errors pass."""
+    """Returns when everything is computed. Cancelling it aborts what runs.
+
+    vLLM's first error passes as it is, also where several sequences fail.
+    """
 
     async def run(number: int, token_count: int, output_tokens: int) -> None:
         # No two begin alike: a prefix that is found in the cache would not be computed.
@@ -51,6 +54,9 @@ async def warm_up(generate: Generate, plan: WarmUpPlan, *, vocab_size: int) -> N
             await stream.aclose()
 
     await run(0, plan.prompt_tokens, 1)
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(1, plan.sequences + 1):
-            tasks.create_task(run(number, SHORT_PROMPT_TOKENS, DECODED_TOKENS))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(1, plan.sequences + 1):
+                tasks.create_task(run(number, SHORT_PROMPT_TOKENS, DECODED_TOKENS))
+    except ExceptionGroup as group:  # its own text does not say what went wrong
+        raise group.exceptions[0] from group

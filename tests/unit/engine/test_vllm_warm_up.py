@@ -72,10 +72,14 @@ async def test_a_warm_up_that_is_given_up_leaves_nothing_running() -> None:
     assert engine.running == 0
 
 
-async def test_an_engine_that_dies_meanwhile_is_told() -> None:
+@pytest.mark.parametrize("tokens_at_death", [1, DECODED_TOKENS])
+async def test_an_engine_that_dies_meanwhile_is_told(tokens_at_death: int) -> None:
+    """By its own error: this is what the operator reads, and a group's text names none."""
+
     async def dies(key: str, prompt: list[int], tokens: int) -> AsyncGenerator[int, None]:
-        raise RuntimeError("dead")
+        if tokens == tokens_at_death:
+            raise RuntimeError("dead")
         yield 0
 
     with pytest.raises(RuntimeError, match="dead"):
-        await warm_up(dies, WarmUpPlan(prompt_tokens=7, sequences=1), vocab_size=50)
+        await warm_up(dies, WarmUpPlan(prompt_tokens=7, sequences=2), vocab_size=50)
