@@ -59,30 +59,35 @@ class FollowedRun:
         self._call = call
         self._items = items
         self._crashed = crashed
-        self._task: asyncio.Task[None] | None = None
+        self._showing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     def start(self, request: GenerateRequest, sink: Sink) -> None:
         """Show it to a sink. If its scheduler is lost, that fails with SchedulerStopping."""
-        self._task = asyncio.create_task(self._show(sink))
-        self._task.add_done_callback(self._on_shown)
+        self._showing = asyncio.create_task(self._show(sink))
+        self._showing.add_done_callback(self._on_shown)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Nobody looks any more: the other scheduler sees it as a client that has left."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._close())
+        """Nobody looks any more: the other scheduler sees it as a client that has left. Idempotent,
+        and void once all was shown."""
+        if self._showing is None:
+            self._close()
         else:
-            self._task.cancel()
-
-    async def _close(self) -> None:
-        """A call that anybody refers to keeps its connection, also when its channel is closed; and
-        whoever shows this may be kept for long."""
-        call, self._call = self._call, None
-        call.cancel()
-        await self._channel.close()
+            self._showing.cancel()
 
     def _on_shown(self, task: asyncio.Task[None]) -> None:
+        """Also if it was cancelled before its first step."""
+        self._close()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._crashed(error)
+
+    def _close(self) -> None:
+        """A call that anybody refers to keeps its connection, also when its channel is closed; and
+        whoever shows this may be kept for long."""
+        if self._closing is None:
+            self._call.cancel()
+            self._call = None
+            self._closing = asyncio.create_task(self._channel.close())
 
     async def _show(self, sink: Sink) -> None:
         reason = "it closed the stream"
@@ -104,8 +109,6 @@ class FollowedRun:
             reason = "gRPC has cancelled the call"  # nobody has cancelled this task
         except ValueError as error:
             reason = f"what it says cannot be read here: {error}"
-        finally:
-            await self._close()
         log.warning(
             "holder_lost", scheduler=self.holder, request_id=self.request.request_id, reason=reason
         )

@@ -26,7 +26,7 @@ from pdd.daemon.group_desk import LOST_AFTER_S, GroupDesk
 from pdd.gateway.run import RunName
 from pdd.gateway.runs import Runs
 from pdd.gateway.takeover import resume_key, with_note
-from pdd.rpc.v1 import runs_pb2_grpc
+from pdd.rpc.v1 import runs_pb2, runs_pb2_grpc
 from tests.sinks import Collected, Delta
 from tests.unit.cell.samples import ended, held
 from tests.unit.gateway.builders import PLAN, make_job
@@ -429,6 +429,23 @@ async def test_what_was_shown_to_its_end_is_kept_and_its_connection_is_not() -> 
         await until_over(shown)
         await until(lambda: open_sockets() == at_rest)
         assert len(shows.runs) == 1
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_who_leaves_before_anything_was_shown_leaves_no_connection(shown: bool) -> None:
+    async with sides() as (has, shows):
+        await has.ask()
+        await shows.client.claim("a", resume_key(NAME), released_by="")
+        at_rest = open_sockets()
+        wanted = runs_pb2.FollowRequest(request_id=R1, tenant="default")
+        followed = await shows.client.follow("a", wanted)
+        assert open_sockets() > at_rest
+        if shown:
+            followed.start(followed.request, Collected())
+        for _ in range(2):
+            followed.cancel(R1)
+        await until(lambda: open_sockets() == at_rest)
+        followed.cancel(R1)
 
 
 async def test_a_stream_is_found_by_its_row_and_its_end_is_told_by_any() -> None:
