@@ -181,7 +181,7 @@ class VllmEngine:
         return self._info
 
     async def _warm_up(self, llm: "AsyncLLM") -> None:
-        """See ``vllm_warm_up``. Nothing of it stays in the prefix cache."""
+        """See ``vllm_warm_up``. Nothing of it stays in the prefix cache, unless it was given up."""
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -218,7 +218,8 @@ class VllmEngine:
                 prompt_token_count=plan.prompt_tokens,
                 sequence_count=plan.sequences,
             )
-        await llm.reset_prefix_cache()
+        if not await llm.reset_prefix_cache():  # what was abandoned still holds blocks
+            log.warning("engine_warm_up_stays_cached", prompt_token_count=plan.prompt_tokens)
 
     def _build(self, args: dict[str, Any]) -> "StartedLlm":
         from pdd.engine.vllm_start import build_async_llm

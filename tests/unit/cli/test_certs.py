@@ -5,10 +5,8 @@ import contextlib
 import json
 import ssl
 import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,6 +18,7 @@ from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdd.tls.paths import TlsPaths
 from pdd.tls.public import PublicTls
 from pdd.tls.security import TlsSecurity
+from tests.serving import in_background
 
 
 @pytest.fixture
@@ -100,28 +99,6 @@ class Nodes:
 
     def list_nodes(self) -> list[cluster_pb2.NodeInfo]:
         return [cluster_pb2.NodeInfo(role="decode", state="ready")]
-
-
-@contextlib.contextmanager
-def in_background(serve) -> Iterator[str]:
-    """``serve(stop)`` is an async context manager that gives an address; it runs in a thread."""
-    ready = threading.Event()
-    found: dict[str, Any] = {}
-
-    async def run() -> None:
-        async with serve() as address:
-            found.update(address=address, stop=asyncio.Event(), loop=asyncio.get_running_loop())
-            ready.set()
-            await found["stop"].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    assert ready.wait(timeout=20)
-    try:
-        yield found["address"]
-    finally:
-        found["loop"].call_soon_threadsafe(found["stop"].set)
-        thread.join()
 
 
 def paths(cluster: Path, name: str, *, is_member: bool = True) -> TlsPaths:

@@ -1,10 +1,8 @@
 """Every command that reads says when one scheduler's own copy was read, which may be old."""
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc.aio
@@ -15,6 +13,7 @@ from pdd.control.cluster_server import ClusterServicer
 from pdd.control.leader_cluster import LeaderCluster
 from pdd.control.settings_server import SettingsServicer
 from pdd.rpc.v1 import cluster_pb2, cluster_pb2_grpc, settings_pb2, settings_pb2_grpc
+from tests.serving import in_background
 
 WHY_OLD = "no scheduler leads: for the test"
 READS = [
@@ -63,13 +62,12 @@ class Daemon:
 
 @contextmanager
 def served(daemon: Daemon) -> Iterator[str]:
-    """The address of a scheduler whose only peer does not answer. In a thread: commands block."""
+    """The address of a scheduler whose only peer does not answer."""
     addresses = {"scheduler-0": "", "scheduler-1": "127.0.0.1:1"}
     others = LeaderCluster(lambda: "", name="scheduler-0", addresses=addresses)
-    ready = threading.Event()
-    found: dict[str, Any] = {}
 
-    async def serve() -> None:
+    @asynccontextmanager
+    async def serve() -> AsyncIterator[str]:
         server = grpc.aio.server()
         cluster: Any = ClusterServicer(daemon, leader=others)  # type: ignore[arg-type]
         settings: Any = SettingsServicer(
@@ -78,21 +76,13 @@ def served(daemon: Daemon) -> Iterator[str]:
         )
         cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
         settings_pb2_grpc.add_SettingsServicer_to_server(settings, server)
-        found["address"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        found.update(stop=asyncio.Event(), loop=asyncio.get_running_loop())
+        port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        ready.set()
-        await found["stop"].wait()
+        yield f"127.0.0.1:{port}"
         await server.stop(grace=None)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(timeout=20)
-    try:
-        yield found["address"]
-    finally:
-        found["loop"].call_soon_threadsafe(found["stop"].set)
-        thread.join()
+    with in_background(serve) as address:
+        yield address
 
 
 def entries(document: Any) -> list[dict[str, Any]]:

@@ -143,13 +143,19 @@ def test_a_decision_says_what_it_waits_for() -> None:
     assert decision.reason == "2.7 s of prompts no longer than this one are ahead on prefill-0"
 
 
-def test_room_that_was_kept_for_one_is_given_to_others_once_it_is_too_early_for_it() -> None:
+def full_of_longs_and_shorts() -> tuple[Cluster, list[str]]:
+    """All eight sequences are taken. Also the names of the five short ones."""
     cluster = make_cluster()
     for index in range(3):
         ask(cluster, f"long {index}", LONG)
     shorts = [f"short {index}" for index in range(5)]
     for name in shorts:
         ask(cluster, name, SHORT)
+    return cluster, shorts
+
+
+def test_room_that_was_kept_for_one_is_given_to_others_once_it_is_too_early_for_it() -> None:
+    cluster, shorts = full_of_longs_and_shorts()
     assert ask(cluster, "long 3", LONG) == [], "all eight sequences are taken"
     state = cluster.core._state
     cluster.step(Tick(), after_s=state.settings.queue.patience_s + 1.0)
@@ -162,12 +168,7 @@ def test_room_that_was_kept_for_one_is_given_to_others_once_it_is_too_early_for_
 
 def test_who_is_early_now_and_then_has_waited_for_room_all_the_same() -> None:
     """Else a prompt whose turn comes and goes with the prompts ahead of it never has room kept."""
-    cluster = make_cluster()
-    for index in range(3):
-        ask(cluster, f"long {index}", LONG)
-    shorts = [f"short {index}" for index in range(5)]
-    for name in shorts:
-        ask(cluster, name, SHORT)
+    cluster, shorts = full_of_longs_and_shorts()
     ask(cluster, "long 3", LONG)
     state = cluster.core._state
     wait_s = 0.4 * state.settings.queue.patience_s
