@@ -112,10 +112,13 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if error.status < 400:
             raise
         where = f"{request.method} {request.path[:200]}"
+        advice = ""
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            advice = f"; use {' or '.join(sorted(error.allowed_methods))}"
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return _json(
             make_error_body(
-                f"{where}: {error.reason}",
+                f"{where}: {error.reason}{advice}",
                 kind="invalid_request_error" if error.status < 500 else "server_error",
                 code=error.reason.lower().replace(" ", "_"),
             ),

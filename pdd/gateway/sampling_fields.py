@@ -191,7 +191,10 @@ def _logit_bias(biases: Mapping[str, float], *, vocab_size: int) -> tuple[tuple[
                 field=field,
             )
         token_id = int(key)
-        check_token_ids((token_id,), field="logit_bias", vocab_size=vocab_size)
+        if token_id >= vocab_size:
+            raise InvalidRequest(
+                f"{field}: is not in the vocabulary; ids go from 0 to {vocab_size - 1}", field=field
+            )
         if token_id in by_token:
             raise InvalidRequest(f"{field}: token {token_id} is named twice", field=field)
         by_token[token_id] = bias

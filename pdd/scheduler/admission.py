@@ -117,7 +117,8 @@ def _above_quota(
         state.counts.rejected_quota += 1
         advice = "try again when one has ended" if limit else "nothing of it is taken until raised"
         return AdmissionRejected(
-            f"tenant {tenant!r} has {count} requests, its quota is {limit} at a time: {advice}",
+            f"tenant {tenant!r} has {count} request{'' if count == 1 else 's'}, its quota is "
+            f"{limit} at a time: {advice}",
             retry_after_s=_retry_after_s(state, now_s),
         )
     bucket = state.quotas.bucket(tenant)

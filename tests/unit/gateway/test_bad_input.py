@@ -55,7 +55,7 @@ SHARED: list[tuple[str, str, dict[str, Any]]] = [
     ("allowed_token_ids", "at least 1", {"allowed_token_ids": []}),
     ("bad_words.0", "at least 1 character", {"bad_words": [""]}),
     ("logit_bias.x", "not a token id", {"logit_bias": {"x": 1}}),
-    ("logit_bias.0", "ids go from 0 to 255", {"logit_bias": {"300": 1}}),
+    ("logit_bias.300", "ids go from 0 to 255", {"logit_bias": {"300": 1}}),
     ("logit_bias.5", "less than or equal to 100", {"logit_bias": {"5": 101}}),
     ("logit_bias.05", "named twice", {"logit_bias": {"5": 1, "05": 2}}),
     ("stream", "valid boolean", {"stream": 1}),

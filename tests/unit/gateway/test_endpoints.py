@@ -222,6 +222,10 @@ async def test_unknown_routes_and_methods_answer_in_the_same_shape() -> None:
             assert response.status == 405
             assert response.headers["Allow"] == "POST"
             assert (await response.json())["error"]["code"] == "method_not_allowed"
+        async with served.http.put(f"{served.url}/v1/models") as response:
+            assert response.status == 405
+            message = (await response.json())["error"]["message"]
+            assert message == "PUT /v1/models: Method Not Allowed; use GET or HEAD"
 
 
 async def test_metrics_tell_outcomes_and_tokens() -> None:

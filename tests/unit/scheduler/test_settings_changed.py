@@ -67,7 +67,7 @@ def test_a_quota_below_what_a_tenant_has_ends_nothing_and_without_it_there_is_no
     assert cluster.step(QuotasChanged(quotas={"acme": Quota(requests_max=0)})) == []
     assert RequestId("r1") in cluster.core.requests
     refused = str(error_of(arrive(cluster, "r2")))
-    assert "has 1 requests, its quota is 0 at a time: nothing of it is taken" in refused
+    assert "has 1 request, its quota is 0 at a time: nothing of it is taken" in refused
     cluster.step(QuotasChanged(quotas={}))
     assert path_of(arrive(cluster, "r3"))
 
