@@ -6,6 +6,9 @@
         async for document in client.stream("/v1/chat/completions", body):
             ...
 
+What goes wrong is one of ``pdd.core.errors``: ``NodeUnavailable`` when nobody serves at any
+address, ``RequestFailed`` when a server has refused or lost the request.
+
 ``client``   requests and streams; goes on at the next address after the last event that came.
 ``retry``    which address next, after what pause, and when to give up. Pure.
 ``sse``      reads server-sent events. Pure.

@@ -22,7 +22,7 @@ import aiohttp
 
 from pdd.client.retry import Retry
 from pdd.client.sse import EventStream
-from pdd.core.errors import NodeUnavailable, RequestFailed
+from pdd.core.errors import ConfigError, NodeUnavailable, RequestFailed
 
 _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_TIMEOUT_S = 600.0
@@ -40,7 +40,7 @@ class Client:
     ``addresses``: URLs of schedulers, with or without ``/v1``; the first one is asked first.
     ``tls``: for https; None trusts what this machine trusts. ``headers``: sent with every request
     (``x-pdd-tenant``...). ``patience_s``: how long a request that was taken is looked for, see
-    ``retry``.
+    ``retry``. Raises ConfigError for an address that is no URL.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Client:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._addresses = [address.rstrip("/").removesuffix("/v1") for address in addresses]
+        self._addresses = _checked(addresses)
         self._tls = tls
         self._headers = dict(headers or {})
         self._patience_s = patience_s
@@ -296,6 +296,20 @@ def _fault(document: object) -> tuple[str, object]:
     if isinstance(error, dict):
         return str(error.get("message", error))[:_ERROR_CHARS_MAX], error.get("code")
     return str(error)[:_ERROR_CHARS_MAX], None
+
+
+def _checked(addresses: Sequence[str]) -> list[str]:
+    """Without ``/v1``. Raises ConfigError."""
+    if isinstance(addresses, str):
+        raise ConfigError(f"addresses is {addresses!r}; give a list of URLs: [{addresses!r}]")
+    if not addresses:
+        raise ConfigError("addresses is empty; give the URL of at least one scheduler")
+    for address in addresses:
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"addresses: {address!r} is no URL; write http://HOST:PORT or https://HOST:PORT"
+            )
+    return [address.rstrip("/").removesuffix("/v1") for address in addresses]
 
 
 def _key_headers() -> dict[str, str]:

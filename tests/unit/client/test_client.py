@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdd.client import Client
-from pdd.core.errors import NodeUnavailable, RequestFailed
+from pdd.core.errors import ConfigError, NodeUnavailable, RequestFailed
 from tests.sinks import Planned
 from tests.unit.gateway.builders import PLAN, Front, ended, frames, front, script, soon
 from tests.unit.gateway.conftest import logs
@@ -368,3 +368,19 @@ async def test_several_choices_go_on_by_id_once_an_event_came_and_are_sent_again
         methods = [line.split()[0] for line in broken.requests]
         assert methods == ["POST", "POST", "GET"]
         assert len(served.inference.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("addresses", "advice"),
+    [
+        ([], "addresses is empty; give the URL of at least one scheduler"),
+        ("http://x:8000", "give a list of URLs"),
+        (["http://x", "x:8000"], "addresses: 'x:8000' is no URL; write http://HOST:PORT"),
+    ],
+)
+def test_addresses_that_nobody_can_be_asked_at_are_refused_at_once(
+    addresses: Any, advice: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Client(addresses)
+    assert advice in str(caught.value)
