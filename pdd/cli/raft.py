@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("NAME", "ROLE", "TERM", "COMMIT", "APPLIED", "LAST", "SNAPSHOT", "STATE", "PAUSE")
 _HASH_SHOWN_CHARS = 12
+_NOBODY_LEADS = (
+    "no replica leads. If more than half of them answer, they elect one within some seconds: ask "
+    "again. Else start the schedulers of those that do not; one whose disk is lost needs 'pdd raft "
+    "replace'"
+)
 
 
 @click.group()
@@ -42,8 +47,11 @@ def status(scheduler: str | None, state_dir: Path | None, output: str, **tls: Pa
         print_json(rows)
     else:
         print_table(_COLUMNS, [_cells(row) for row in rows])
+        for row in rows:
+            if row["fault"]:
+                say(f"{row['name']} at {row['address']} does not answer: {row['fault']}")
     if not any(row["role"] == "leader" for row in rows):
-        raise click.ClickException("no replica leads: less than a majority answers each other")
+        raise click.ClickException(_NOBODY_LEADS)
 
 
 @raft.command()
@@ -100,7 +108,7 @@ def _row(info: "ReplicaInfo") -> dict[str, object]:
 
 def _cells(row: dict[str, object]) -> tuple[object, ...]:
     if row["fault"]:
-        return (row["name"], f"no answer ({row['fault']})", *["-"] * (len(_COLUMNS) - 2))
+        return (row["name"], "no answer", *["-"] * (len(_COLUMNS) - 2))
     return (
         row["name"],
         row["role"],

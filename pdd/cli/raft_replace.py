@@ -40,8 +40,12 @@ def replace(
     2. Bring the others' log folders (STATE_DIR/raft) to one machine; copies will do.
     3. pdd raft replace scheduler-2 --survivor scheduler-0=FOLDER \\
            --survivor scheduler-1=FOLDER --directory NEW
-    4. Move NEW to STATE_DIR/raft of REPLICA's new machine, for the daemon's user alone.
+    4. Move what is left of the old STATE_DIR/raft on REPLICA's machine away, and NEW there
+       instead, for the daemon's user alone.
     5. Start every scheduler.
+
+    Of a cluster of 'pdd up', 1. is 'pdd down', 5. is 'pdd up' with the same options, and the
+    STATE_DIR of scheduler-0 is the folder scheduler-0 in that of --state-dir.
 
     Never start a replica with an empty folder instead: it would forget its votes and what it
     acknowledged, and could lose what the others rely on. A folder that is only damaged is replaced

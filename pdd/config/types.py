@@ -33,6 +33,8 @@ class HostPort:
         Raises:
             ValueError: says what is wrong and how an address is written.
         """
+        if "://" in text:
+            raise ValueError("an address is written host:port, without http:// or the like")
         host, colon, port_text = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]

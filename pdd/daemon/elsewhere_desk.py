@@ -319,7 +319,9 @@ class ElsewhereDesk:
 
     def _check_leads(self) -> None:
         if not self._group.leads:
-            raise NotLeading(f"{self._name} does not lead; it follows {self._group.leader}")
+            raise NotLeading(
+                f"{self._name} does not lead; it follows {self._group.leader or 'nobody'}"
+            )
         if unheard := self._group.unheard:
             raise NotLeading(
                 f"{self._name} has just come to lead, and {', '.join(unheard)} has not told yet "

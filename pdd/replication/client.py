@@ -131,7 +131,10 @@ class Session:
     async def open(self, *, timeout_s: float) -> None:
         """Raises: NodeUnavailable."""
         if await self._send(0, b"", timeout_s=timeout_s) is None:
-            raise NodeUnavailable(f"no leader opened a session for {timeout_s:.1f} s")
+            raise NodeUnavailable(
+                f"no leader of the log answered for {timeout_s:.1f} s, and nothing was changed; "
+                "'pdd raft status' tells which replicas answer"
+            )
         self._is_usable = True
 
     async def execute(self, body: bytes, *, timeout_s: float) -> bytes:
@@ -150,7 +153,8 @@ class Session:
         self._sequence += 1
         if result is None:
             raise OutcomeUnknownError(
-                f"no leader answered for {timeout_s:.1f} s: the command may have taken effect"
+                f"no leader answered for {timeout_s:.1f} s: the command may have taken effect, "
+                "or may yet; 'pdd raft status' tells which replicas answer"
             )
         self._is_usable = True
         return result

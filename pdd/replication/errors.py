@@ -40,5 +40,5 @@ class StorageVersionError(StorageError):
 REPLACE_ADVICE = (
     "do not delete it and start empty: this replica would forget votes and acknowledged entries. "
     "Restore the directory from where it was moved, or replace this replica offline "
-    "(stop all replicas; see the operator's guide, 'replacing a dead scheduler')"
+    "from the others' logs: 'pdd raft replace --help' tells how"
 )

@@ -101,6 +101,11 @@ def test_help_names_every_command_but_the_hidden_one(run):
             "127.0.0.1:7070 (got 'nowhere')\nTry 'pdd why --help'.\n",
         ),
         (
+            ["why", "x", "--scheduler", "http://127.0.0.1:8000"],
+            "error: Invalid value for '--scheduler': an address is written host:port, without "
+            "http:// or the like (got 'http://127.0.0.1:8000')\nTry 'pdd why --help'.\n",
+        ),
+        (
             ["doctor", "--scheduler", "127.0.0.1:99999"],
             "error: Invalid value for '--scheduler': port 99999 is above 65535 (got "
             "'127.0.0.1:99999')\nTry 'pdd doctor --help'.\n",

@@ -15,6 +15,7 @@ import pytest
 from pdd.cell.claims import HeardClaim, HeardClaims
 from pdd.cell.codec import CODEC, SoftEntry
 from pdd.cell.sequences import HolderLost, SequenceTable, encode_rows
+from pdd.control.leader_server import NotLeading
 from pdd.control.runs_client import RunsClient, SchedulerUnreachable
 from pdd.control.runs_server import RunsServicer
 from pdd.control.versions import SERVER_OPTIONS
@@ -136,6 +137,13 @@ async def until_over(sink: Collected) -> None:
         while not sink.over:
             sink.news.clear()
             await sink.news.wait()
+
+
+async def test_a_scheduler_that_knows_no_leader_says_so_in_words() -> None:
+    async with sides("a") as (side,):
+        side.group.leads, side.group.leader = False, None
+        with pytest.raises(NotLeading, match="a does not lead; it follows nobody"):
+            await side.desk.claim_here(b"key", "b", released_by="")
 
 
 @pytest.mark.parametrize("first", [0, 1])

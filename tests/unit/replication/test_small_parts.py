@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
+from pdd.cli.raft import raft
+from pdd.core.errors import NodeUnavailable
 from pdd.raft.config import RaftConfig
 from pdd.raft.messages import HeartbeatResponse
 from pdd.raft.values import Entry, EntryKind, NodeId
+from pdd.replication.client import GroupClient, Session
 from pdd.replication.driver import fitting_count
+from pdd.replication.errors import REPLACE_ADVICE
 from pdd.replication.hello import HelloRefusedError, check_hello, make_hello
 from pdd.replication.inbox import SUBMISSIONS_MAX, Inbox
 from pdd.replication.leader_finder import SILENCE_S, LeaderFinder
@@ -22,7 +28,7 @@ from pdd.replication.snapshot_stream import (
 )
 from pdd.replication.submissions import Answer, QuerySubmission
 from pdd.replication.ticks import Ticks
-from pdd.rpc.v1.raft_pb2 import ReplicaHello
+from pdd.rpc.v1.raft_pb2 import ReplicaHello, Submission
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
@@ -233,3 +239,28 @@ def test_what_is_kept_behind_a_snapshot_is_bounded_in_entries_and_bytes() -> Non
     assert fitting_count(entries, entries_max=99, bytes_max=99) == 0
     assert fitting_count(entries, entries_max=0, bytes_max=10_000) == 0
     assert fitting_count([], entries_max=9, bytes_max=10_000) == 0
+
+
+# What operators are told
+
+
+class SilentGroup:
+    async def ask(self, submission: Submission, *, timeout_s: float) -> bytes | None:
+        return None
+
+
+async def test_a_change_that_found_no_leader_says_that_nothing_was_changed_and_where_to_look() -> (
+    None
+):
+    session = Session(cast(GroupClient, SilentGroup()), session_id="s")
+    with pytest.raises(NodeUnavailable) as caught:
+        await session.open(timeout_s=4.0)
+    assert str(caught.value) == (
+        "no leader of the log answered for 4.0 s, and nothing was changed; 'pdd raft status' tells "
+        "which replicas answer"
+    )
+
+
+def test_the_advice_about_a_damaged_log_names_a_command_that_there_is() -> None:
+    assert "'pdd raft replace --help' tells how" in REPLACE_ADVICE
+    assert "replace" in raft.commands
